@@ -1,0 +1,1 @@
+"""The testbed: topologies, links with controlled loss, experiments, and what comes out of them."""
