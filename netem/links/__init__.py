@@ -1,0 +1,1 @@
+"""What a link can do: one small interface (`base.Port`) and its backends `netem`, `bpf` and `fake`."""

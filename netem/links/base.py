@@ -1,0 +1,196 @@
+"""The interface of a link: what a switch port that faces one host can do to the packets on their way to it.
+
+A port is installed once (`install`) and afterwards only changed in place. Loss hits packets by their sender (IPv4
+source) at the port that faces the receiver, so TCP senders see it as loss in the network. Backends: `netem`
+(sch_netem), `bpf` (clsact + eBPF, loss as a repeatable mask, see `mask`), `fake` (in memory, for tests).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+INDEX_MAX = 2**32 - 1
+
+Match = Literal["data", "all"]
+Kind = Literal["data", "other"]
+
+
+class LinkError(Exception):
+    """A link could not be put into the state asked for; the message names what was attempted."""
+
+
+class UnsupportedFeature(LinkError):
+    """This kernel or backend lacks a feature that was asked for (exit status 4)."""
+
+    exit_status = 4
+
+    def __init__(self, feature: str, backends_that_have_it: Sequence[str], detail: str = "") -> None:
+        self.feature = feature
+        self.backends_that_have_it = tuple(backends_that_have_it)
+        have = ", ".join(self.backends_that_have_it) or "none"
+        super().__init__(f"{feature} is not available{': ' + detail if detail else ''} (available with: {have})")
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Which packets are data. A packet matches when protocol and every given port window (inclusive) match.
+
+    Ports alone decide: a pure acknowledgement of a matching TCP connection is data too.
+    """
+
+    proto: Literal["udp", "tcp"]
+    dst_ports: tuple[int, int] | None = None
+    src_ports: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.proto not in ("udp", "tcp"):
+            raise ValueError(f"flow protocol {self.proto!r}: expected udp or tcp")
+        for first, last in filter(None, (self.dst_ports, self.src_ports)):
+            if not 0 <= first <= last <= 65535:
+                raise ValueError(f"port window {first}..{last}: expected 0 <= first <= last <= 65535")
+
+
+@dataclass(frozen=True)
+class Key:
+    """Where a data packet's identity lies in its UDP payload: half-open byte ranges, hashed in this order.
+
+    `index` is the half-open range of the 4-byte big-endian number that counters are kept by (DBLP: the round).
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    index: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.ranges:
+            raise ValueError("a key needs at least one byte range")
+        for start, stop in (*self.ranges, *((self.index,) if self.index else ())):
+            if not 0 <= start < stop:
+                raise ValueError(f"byte range {start}..{stop}: expected 0 <= start < stop")
+        if self.index is not None and self.index[1] - self.index[0] != 4:
+            raise ValueError(f"index range {self.index}: expected four bytes")
+
+    @property
+    def payload_bytes(self) -> int:
+        """The shortest payload that holds the whole key and index."""
+        return max(stop for _, stop in (*self.ranges, *((self.index,) if self.index else ())))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The steady state of a port. `queue_bytes` sizes the rate limiter's queue, `limit_packets` netem's.
+
+    `loss_ratio` is a constant random loss of everything (base loss of the link). `loss_at` says whether packets are
+    lost before they take up room in the rate limiter's queue, or after it.
+    """
+
+    delay_us: int = 0
+    jitter_us: int = 0
+    rate_bps: int | None = None
+    loss_ratio: float = 0.0
+    limit_packets: int | None = None
+    queue_bytes: int | None = None
+    loss_at: Literal["before_rate", "after_rate"] = "before_rate"
+
+    def __post_init__(self) -> None:
+        if min(self.delay_us, self.jitter_us) < 0:
+            raise ValueError(f"delay {self.delay_us} us, jitter {self.jitter_us} us: expected >= 0")
+        if not 0.0 <= self.loss_ratio <= 1.0:
+            raise ValueError(f"loss ratio {self.loss_ratio}: expected 0..1")
+        for name in ("rate_bps", "limit_packets", "queue_bytes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} {value}: expected > 0")
+
+
+@dataclass(frozen=True)
+class LossRule:
+    """Loss for the packets of one sender. `state` is `mask.port_state(...)`.
+
+    `first..last` is an inclusive window of the index field: only data packets inside it are subject to the loss. It
+    counts where the key has an index and `match` is "data". With `match` "all" the sender's other packets (control
+    connections, acknowledgements, ICMP) are lost as well, by a random process that no seed repeats.
+    """
+
+    source: str
+    state: int
+    loss_ratio: float
+    match: Match = "data"
+    first: int = 0
+    last: int = INDEX_MAX
+
+    def __post_init__(self) -> None:
+        ipaddress.IPv4Address(self.source)
+        if not 0 <= self.state < 2**64:
+            raise ValueError(f"state {self.state}: expected 0..2**64-1")
+        if not 0.0 <= self.loss_ratio <= 1.0:
+            raise ValueError(f"loss ratio {self.loss_ratio}: expected 0..1")
+        if self.match not in ("data", "all"):
+            raise ValueError(f"match {self.match!r}: expected data or all")
+        if not 0 <= self.first <= self.last <= INDEX_MAX:
+            raise ValueError(f"index window {self.first}..{self.last}: expected 0 <= first <= last < 2**32")
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Packets of one sender seen at the port, and how many of them the link dropped. Bytes are link-layer frames.
+
+    `index` is the packet's index field, or the label (`Port.set_label`) for packets without one; None where the
+    backend cannot tell (netem). `seen` includes `dropped`.
+    """
+
+    source: str
+    index: int | None
+    seen: int
+    dropped: int
+    bytes_seen: int
+    kind: Kind = "data"
+
+
+@dataclass(frozen=True)
+class PortHealth:
+    """What would make counters or decisions doubtful. All zero on a faithful port (`queue_dropped` only without a rate).
+
+    fragments       IPv4 fragments, passed undecided
+    short           data packets too short for the key, treated as "other"
+    overflow_seen   packets that found no room in the counter map (`overflow_dropped` of them dropped)
+    gso_seen        super-packets of several segments that shared one decision
+    queue_dropped   packets that the rate limiter (or netem's limit) dropped, not part of `Counter.dropped`
+    """
+
+    fragments: int = 0
+    short: int = 0
+    overflow_seen: int = 0
+    overflow_dropped: int = 0
+    gso_seen: int = 0
+    queue_dropped: int = 0
+
+
+class Port(Protocol):
+    """The switch port that faces one host."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def backend(self) -> str: ...
+
+    def install(self, shape: Shape, flow: Flow | None, key: Key | None, sources: Sequence[str]) -> None:
+        """Put the port into its steady state: no loss rules. Called again, it replaces the state in place."""
+
+    def set_loss(self, rules: Sequence[LossRule]) -> None:
+        """Replace all loss rules (`()`: none), then read back; raises LinkError if the kernel holds anything else."""
+
+    def set_label(self, index: int) -> None:
+        """Set the counter index for packets without an index field: the current round."""
+
+    def counters(self) -> list[Counter]:
+        """All counters since `install`, sorted by source, index and kind."""
+
+    def health(self) -> PortHealth:
+        """Events since `install` that a fidelity check must look at."""
+
+    def close(self) -> None:
+        """Release what the port holds. Idempotent; kernel objects vanish with their namespace at the latest."""
