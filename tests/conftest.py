@@ -1,8 +1,8 @@
 """Shared by all tiers: in CI nothing may be skipped silently.
 
 A test that needs a capability the machine lacks calls ``pytest.skip("what is missing and what to do")``.
-With the environment variable ``DBLP_NETEM_NO_SKIP=1`` (set by ``.ci/run``) that skip is a failure with the same
-text.
+With the environment variable ``DBLP_NETEM_NO_SKIP=1`` (set by ``.ci/run``) that skip is a failure with the
+same text.
 """
 
 from __future__ import annotations
