@@ -1,8 +1,9 @@
 """The interface of a link: what a switch port that faces one host can do to the packets on their way to it.
 
-A port is installed once (`install`) and afterwards only changed in place. Loss hits packets by their sender (IPv4
-source) at the port that faces the receiver, so TCP senders see it as loss in the network. Backends: `netem`
-(sch_netem), `bpf` (clsact + eBPF, loss as a repeatable mask, see `mask`), `fake` (in memory, for tests).
+A port is installed once (`install`) and afterwards only changed in place. Loss hits packets by their sender
+(IPv4 source) at the port that faces the receiver, so TCP senders see it as loss in the network. Backends:
+`netem` (sch_netem), `bpf` (clsact + eBPF, loss as a repeatable mask, see `mask`), `fake` (in memory, for
+tests).
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class UnsupportedFeature(LinkError):
     def __init__(self, feature: str, backends_that_have_it: Sequence[str], detail: str = "") -> None:
         self.feature = feature
         self.backends_that_have_it = tuple(backends_that_have_it)
-        have = ", ".join(self.backends_that_have_it) or "none"
-        super().__init__(f"{feature} is not available{': ' + detail if detail else ''} (available with: {have})")
+        have = ", ".join(self.backends_that_have_it) or "nothing here"
+        why = f": {detail}" if detail else ""
+        super().__init__(f"{feature} is not available{why} (available with: {have})")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Flow:
 class Key:
     """Where a data packet's identity lies in its UDP payload: half-open byte ranges, hashed in this order.
 
-    `index` is the half-open range of the 4-byte big-endian number that counters are kept by (DBLP: the round).
+    `index` is the half-open range of the 4-byte big-endian number that counters are kept by (for DBLP the
+    round).
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -82,8 +85,9 @@ class Key:
 class Shape:
     """The steady state of a port. `queue_bytes` sizes the rate limiter's queue, `limit_packets` netem's.
 
-    `loss_ratio` is a constant random loss of everything (base loss of the link). `loss_at` says whether packets are
-    lost before they take up room in the rate limiter's queue, or after it.
+    `loss_ratio` is the link's base loss: constant, random, whatever the packet, for all known senders. (A
+    base loss that a seed repeats is a `LossRule`.) `loss_at` says whether packets are lost before they take
+    up room in the rate limiter's queue, or after it.
     """
 
     delay_us: int = 0
@@ -109,9 +113,9 @@ class Shape:
 class LossRule:
     """Loss for the packets of one sender. `state` is `mask.port_state(...)`.
 
-    `first..last` is an inclusive window of the index field: only data packets inside it are subject to the loss. It
-    counts where the key has an index and `match` is "data". With `match` "all" the sender's other packets (control
-    connections, acknowledgements, ICMP) are lost as well, by a random process that no seed repeats.
+    `first..last` is an inclusive window of the index field: only data packets inside it are subject to the
+    loss. It counts where the key has an index and `match` is "data". With `match` "all" the sender's other
+    packets (control connections, ICMP) are lost as well, by a random process that no seed repeats.
     """
 
     source: str
@@ -135,10 +139,10 @@ class LossRule:
 
 @dataclass(frozen=True)
 class Counter:
-    """Packets of one sender seen at the port, and how many of them the link dropped. Bytes are link-layer frames.
+    """Packets of one sender seen at the port, and how many of them the link dropped.
 
-    `index` is the packet's index field, or the label (`Port.set_label`) for packets without one; None where the
-    backend cannot tell (netem). `seen` includes `dropped`.
+    `index` is the packet's index field, or the label (`Port.set_label`) for packets without one; None where
+    the backend cannot tell (netem). `seen` includes `dropped`; bytes are those of link-layer frames.
     """
 
     source: str
@@ -151,7 +155,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class PortHealth:
-    """What would make counters or decisions doubtful. All zero on a faithful port (`queue_dropped` only without a rate).
+    """What makes counters or decisions doubtful: all zero on a faithful port, but for the queue of a rate.
 
     fragments       IPv4 fragments, passed undecided
     short           data packets too short for the key, treated as "other"
@@ -181,7 +185,7 @@ class Port(Protocol):
         """Put the port into its steady state: no loss rules. Called again, it replaces the state in place."""
 
     def set_loss(self, rules: Sequence[LossRule]) -> None:
-        """Replace all loss rules (`()`: none), then read back; raises LinkError if the kernel holds anything else."""
+        """Replace all loss rules (`()`: none) and read them back; LinkError if anything else is in place."""
 
     def set_label(self, index: int) -> None:
         """Set the counter index for packets without an index field: the current round."""
@@ -193,4 +197,4 @@ class Port(Protocol):
         """Events since `install` that a fidelity check must look at."""
 
     def close(self) -> None:
-        """Release what the port holds. Idempotent; kernel objects vanish with their namespace at the latest."""
+        """Release what the port holds. Idempotent; kernel objects go with their namespace at the latest."""

@@ -40,7 +40,7 @@ def mix(value: int) -> int:
 def port_state(seed: int, direction: str, rank: int) -> int:
     """The 64-bit state of one flow: `direction` is "up" (to the server) or "down", `rank` the worker's rank.
 
-    Raises ValueError when the direction is unknown, or the seed (0..2**64-1) or rank (0..2**32-1) out of range.
+    Raises ValueError when the direction is unknown, or seed (0..2**64-1) or rank (0..2**32-1) out of range.
     """
     if direction not in DIRECTIONS:
         raise ValueError(f"direction {direction!r}: expected one of {', '.join(DIRECTIONS)}")
@@ -78,9 +78,10 @@ def drops_scalar(state: int, words: Sequence[int], limit: int) -> bool:
 
 
 def drops(state: int, words: Sequence[Word], limit: int) -> npt.NDArray[np.bool_]:
-    """Whether packets are dropped, for key words that are numbers or arrays; they broadcast to the result's shape.
+    """Whether packets are dropped. Key words are numbers or arrays and broadcast to the result's shape.
 
-    `state` comes from `port_state`, `limit` from `threshold`. For DBLP the words are round, sequence, pass << 16.
+    `state` comes from `port_state`, `limit` from `threshold`. For DBLP the words are round, sequence and
+    pass << 16.
     """
     s: npt.NDArray[np.uint64] = np.asarray(state, dtype=np.uint64)
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant; 0-d arrays would warn
