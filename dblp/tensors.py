@@ -1,12 +1,11 @@
 """Tensors <-> one flat, reused float32 buffer.
 
-The gradients of a model are views of one contiguous numpy array: the backward pass writes into the array that the
-transport sends, and the optimiser reads what the transport received, without a copy.
+The gradients of a model are views of one contiguous numpy array: the backward pass writes into the array
+that the transport sends, and the optimiser reads what the transport received, without a copy.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +19,8 @@ from dblp.chunks import TensorSpec
 class GradientBuffer:
     """All gradients of one model.
 
-    flat: float32 (sum of the tensors' sizes,), in the order of `model.named_parameters()`. The same memory as every
-    `parameter.grad`. specs: name and shape of each tensor in that order.
+    flat: float32 (sum of the tensors' sizes,), in the order of `model.named_parameters()`. The same memory
+    as every `parameter.grad`. specs: name and shape of each tensor in that order.
     """
 
     flat: NDArray[np.float32]
@@ -35,13 +34,15 @@ class GradientBuffer:
 def bind_gradients(model: torch.nn.Module) -> GradientBuffer:
     """Make every parameter's gradient a view of one new flat buffer of zeros.
 
-    autograd adds in place to a gradient that exists, so the views stay bound for the life of the model. Raises
-    ValueError where a parameter is not float32 on the CPU.
+    autograd adds in place to a gradient that exists, so the views stay bound for the life of the model.
+    Raises ValueError where a parameter is not float32 on the CPU.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for name, parameter in named:
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-            raise ValueError(f"parameter {name} is {parameter.dtype} on {parameter.device}: need float32 on cpu")
+            raise ValueError(
+                f"parameter {name} is {parameter.dtype} on {parameter.device}: need float32 on cpu"
+            )
     flat = np.zeros(sum(p.numel() for _, p in named), dtype=np.float32)
     whole = torch.from_numpy(flat)
     offset = 0
@@ -52,7 +53,7 @@ def bind_gradients(model: torch.nn.Module) -> GradientBuffer:
 
 
 def is_bound(model: torch.nn.Module, buffer: GradientBuffer) -> bool:
-    """Whether every gradient still lies in `buffer` (a `set_to_none` or a foreign hook would have moved it)."""
+    """Whether every gradient still lies in `buffer` (`set_to_none` or a foreign hook would have moved it)."""
     start = buffer.flat.ctypes.data
     end = start + buffer.flat.nbytes
     return all(
@@ -77,8 +78,3 @@ def state_vector(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ND
             vector[total + offset : total + offset + size] = momentum.numpy().reshape(-1)
         offset += size
     return vector
-
-
-def digest(vector: NDArray[np.float32]) -> str:
-    """sha256 of an array's bytes: equal digests mean bit-identical replicas (-0.0 and 0.0 differ)."""
-    return hashlib.sha256(np.ascontiguousarray(vector).view(np.uint8)).hexdigest()

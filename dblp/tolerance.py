@@ -2,7 +2,8 @@
 
 Pure and deterministic: the decision for round k + 1 is a function of the gradient norms of rounds 0..k.
 
-A norm is None where it is not known (the round was skipped). Rules for awkward norms, the same in every detector:
+A norm is None where it is not known (the round was skipped). Rules for awkward norms, the same in every
+detector:
 - None is no evidence: a decision that would need it keeps the phase that holds.
 - NaN or infinity means that training is in trouble: the phase becomes critical.
 - From zero to zero is no change; from zero to anything else is an infinite change.
@@ -32,7 +33,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """The tolerance of one round. tolerance: share of the chunks that may stay missing, 0 <= tolerance < 1."""
+    """The tolerance of one round: the share of its chunks that may stay missing, 0 <= tolerance < 1."""
 
     phase: Phase
     tolerance: float
@@ -63,7 +64,7 @@ class Policy(Protocol):
 
 
 class Fixed:
-    """The same tolerance in every round: the baseline. Its phase is "normal", since nothing looks for another."""
+    """The same tolerance in every round: the baseline. Its phase is "normal": nothing looks for another."""
 
     def __init__(self, tolerance: float) -> None:
         self._decision = Decision("normal", tolerance, "fixed")
@@ -127,8 +128,8 @@ class Schedule:
 class PaperEq1:
     """Equation 1 of the paper: critical where |G_prev - G_curr| / G_prev >= eta.
 
-    Decided only at the start of an epoch (Algorithm 3), from the norms of the last two consecutive iterations. The
-    first epoch is critical: training starts with P_low.
+    Decided only at the start of an epoch (Algorithm 3), from the norms of the last two consecutive
+    iterations. The first epoch is critical: training starts with P_low.
     """
 
     def __init__(self, eta: float) -> None:
@@ -149,8 +150,9 @@ class PaperEq1:
 class EveryN:
     """Compare the mean norm of the last n rounds with the mean of the n rounds before them, every n rounds.
 
-    Means, because single norms of small batches differ by half from one iteration to the next all the time. The
-    first 2 n rounds are critical: before that there is nothing to compare. Unknown norms are left out of a mean.
+    Means, because single norms of small batches differ by half from one iteration to the next all the time.
+    The first 2 n rounds are critical: before that there is nothing to compare. Unknown norms are left out of
+    a mean.
     """
 
     def __init__(self, n: int, eta: float) -> None:
@@ -212,8 +214,8 @@ def _compare(name: str, before: float | None, after: float | None, eta: float, c
 def policy_from(transport: Mapping[str, Any], path: Path = ("transport",)) -> Policy:
     """The policy of a configuration's `transport` mapping: {fixed} or {low, high, detector}.
 
-    A `tcp` transport delivers everything: its policy is a fixed 0. Raises ConfigError with the key path of the first
-    value that is missing or not allowed.
+    A `tcp` transport delivers everything: its policy is a fixed 0. Raises ConfigError with the key path of
+    the first value that is missing or not allowed.
     """
     kind = transport.get("kind", "bounded")
     if kind == "tcp":
@@ -251,7 +253,9 @@ def detector_from(raw: Any, path: Path = ("detector",)) -> Detector:
     if kind in ("never", "always"):
         _only(raw, {"kind"}, path)
         return Constant("normal" if kind == "never" else "critical", str(kind))
-    raise ConfigError((*path, "kind"), f"{kind!r} is not one of schedule, paper, every-n-rounds, never, always")
+    raise ConfigError(
+        (*path, "kind"), f"{kind!r} is not one of schedule, paper, every-n-rounds, never, always"
+    )
 
 
 def _only(raw: Mapping[str, Any], allowed: set[str], path: Path) -> None:
@@ -273,7 +277,9 @@ def _number(raw: Mapping[str, Any], key: str, path: Path) -> float:
 
 def _ratio(raw: Mapping[str, Any], key: str, path: Path) -> float:
     if key not in raw:
-        raise ConfigError((*path, key), "is required (a transport has either fixed, or low, high and detector)")
+        raise ConfigError(
+            (*path, key), "is required (a transport has either fixed, or low, high and detector)"
+        )
     value = _number(raw, key, path)
     if not 0.0 <= value < 1.0:
         raise ConfigError((*path, key), f"{value:g} is not a share of chunks in 0 <= p < 1")

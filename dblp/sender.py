@@ -1,0 +1,226 @@
+"""Sender of one direction of one round: a state machine without sockets, clocks or threads.
+
+The caller takes batches of chunks and sends them, hands in what the receiver answered, and passes the time in.
+
+| state    | take               | on_bitmap         | on_stop  | handle_timer     | abort    |
+|----------|--------------------|-------------------|----------|------------------|----------|
+| SENDING  | SENDING or WAITING | SENDING           | STOPPED  | SENDING          | ABORTED  |
+| WAITING  | no batch           | SENDING or WAITING| STOPPED  | WAITING (probe)  | ABORTED  |
+| STOPPED  | no batch           | ignored (stale)   | ignored  | ignored          | ignored  |
+| ABORTED  | no batch           | ignored (stale)   | ignored  | ignored          | ignored  |
+
+A chunk counts as lost only when a bitmap misses it that answers a probe sent after the chunk's last transmission.
+So nothing is sent again while it may still be on its way, whether or not the sender waits for its probes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from dblp.chunks import BoolArray, IntArray, unpack_bits
+from dblp.errors import LocalProtocolError, PeerProtocolError
+from dblp.wire import Bitmap, Probe, Stop
+
+MAX_PASS = 0xFFFF
+
+
+class SenderState(Enum):
+    SENDING = "sending"
+    WAITING = "waiting"
+    STOPPED = "stopped"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Chunks to send now, in this order. `sequences` and `passes` have the same length, at least 1."""
+
+    sequences: IntArray
+    passes: IntArray
+
+
+@dataclass(frozen=True)
+class SendProbe:
+    """A probe to send. `again`: it repeats one that is already on the reliable channel, so a hint is enough."""
+
+    probe: Probe
+    again: bool
+
+
+class Sender:
+    """One direction of one round.
+
+    Args:
+        order: permutation of 0..chunks-1, the order of the first transmission.
+        window: most datagrams that may be unanswered by a bitmap (what the receiver's buffer holds).
+        pipelined: keep sending while a probe is outstanding; otherwise every pass waits for its bitmap.
+        probe_every: pipelined only: datagrams between two probes.
+        reprobe_s: repeat an unanswered probe as a hint after this time; None = never (reliable channel only).
+        pass_overhead_s: pause before every pass after the first.
+    """
+
+    def __init__(
+        self,
+        round_: int,
+        direction: int,
+        order: IntArray,
+        *,
+        window: int,
+        pipelined: bool,
+        probe_every: int = 1024,
+        reprobe_s: float | None = None,
+        pass_overhead_s: float = 0.0,
+    ) -> None:
+        if window < 1 or probe_every < 1:
+            raise LocalProtocolError("window and probe_every must be at least 1")
+        chunks = len(order)
+        self.round, self.direction, self.order = round_, direction, order
+        self.window, self.pipelined, self.probe_every = window, pipelined, probe_every
+        self.reprobe_s, self.pass_overhead_s = reprobe_s, pass_overhead_s
+        self.state = SenderState.SENDING
+        self.stop: Stop | None = None
+        self.sent = 0
+        self.probes = 0
+        self.rtt_s: float | None = None
+        self._answered = 0
+        self._answered_probe = -1
+        self._outstanding: Probe | None = None
+        self._probed_at = 0.0
+        self._resume_at: float | None = None
+        self._times_sent = np.zeros(chunks, np.int64)
+        self._last_sent = np.full(chunks, -1, np.int64)
+        self._queued = np.ones(chunks, np.bool_)
+        self._queue: IntArray = order
+        self._effects: list[SendProbe] = []
+
+    @property
+    def passes(self) -> int:
+        """Transmissions of the chunk that was sent most often; under stop-and-wait the number of passes."""
+        return int(self._times_sent.max(initial=0))
+
+    @property
+    def finished(self) -> bool:
+        return self.state in (SenderState.STOPPED, SenderState.ABORTED)
+
+    def take(self, now: float, limit: int) -> Batch | None:
+        """The next batch of at most `limit` chunks, or None when there is nothing to send now."""
+        if self.state is not SenderState.SENDING or (self._resume_at is not None and now < self._resume_at):
+            return None
+        self._resume_at = None
+        room = min(limit, self.window - (self.sent - self._answered))
+        sequences = self._queue[:room]
+        if len(sequences):
+            batch = Batch(sequences, self._times_sent[sequences])
+            if batch.passes.max() > MAX_PASS:
+                raise LocalProtocolError(f"round {self.round}: a chunk was sent {MAX_PASS} times")
+            self._queue = self._queue[len(sequences) :]
+            self._last_sent[sequences] = np.arange(self.sent, self.sent + len(sequences))
+            self._times_sent[sequences] += 1
+            self._queued[sequences] = False
+            self.sent += len(sequences)
+        self._probe_when_due(now)
+        return batch if len(sequences) else None
+
+    def _probe_when_due(self, now: float) -> None:
+        blocked = not len(self._queue) or self.sent - self._answered >= self.window
+        if blocked:
+            if self._outstanding is None or self._outstanding.sent < self.sent:
+                self._probe(now)
+            self.state = SenderState.WAITING
+        elif self.pipelined and self._outstanding is None and self.sent - self._answered >= self.probe_every:
+            self._probe(now)
+
+    def _probe(self, now: float) -> None:
+        self._outstanding = Probe(self.round, self.direction, self.probes, self.sent)
+        self._probed_at = now
+        self.probes += 1
+        self._effects.append(SendProbe(self._outstanding, again=False))
+
+    def effects(self) -> list[SendProbe]:
+        """Probes to send since the last call, in order; they go after the batch that `take` returned."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def on_bitmap(self, bitmap: Bitmap, now: float) -> None:
+        """What had arrived when the receiver answered a probe. Stale and repeated answers are ignored.
+
+        Raises PeerProtocolError for an answer to a probe that was never sent, or of the wrong length.
+        """
+        if self.finished or not self._mine(bitmap.round, bitmap.direction) or bitmap.probe <= self._answered_probe:
+            return
+        if bitmap.probe >= self.probes or bitmap.sent > self.sent:
+            raise PeerProtocolError(f"round {self.round}: bitmap for probe {bitmap.probe}, {self.probes} were sent")
+        try:
+            received = unpack_bits(bitmap.bits, len(self.order))
+        except ValueError as error:
+            raise PeerProtocolError(f"round {self.round}: {error}") from error
+        self._answered_probe, self._answered = bitmap.probe, bitmap.sent
+        if self._outstanding is not None and bitmap.probe == self._outstanding.probe:
+            self._outstanding = None
+            self._measure(now - self._probed_at)
+        self._requeue(received, bitmap.sent, now)
+
+    def _requeue(self, received: BoolArray, sent: int, now: float) -> None:
+        waiting = self._queue[~received[self._queue]]
+        lost = ~received & ~self._queued & (self._last_sent >= 0) & (self._last_sent < sent)
+        if len(waiting) and not self.pipelined:
+            lost[:] = False  # a probe for the window only; the one at the end of the pass tells what was lost
+        again = self.order[lost[self.order]]
+        self._queued[:] = False
+        self._queue = np.concatenate([waiting, again])
+        self._queued[self._queue] = True
+        if len(again) and not len(waiting) and self.pass_overhead_s:
+            self._resume_at = now + self.pass_overhead_s
+        if len(self._queue) and self.sent - self._answered < self.window:
+            self.state = SenderState.SENDING
+        elif self._outstanding is None and self.sent > self._answered:
+            self._probe(now)
+
+    def on_stop(self, stop: Stop) -> None:
+        """The receiver needs no more of this round; of another round it is ignored."""
+        if not self.finished and self._mine(stop.round, stop.direction):
+            self.stop, self.state = stop, SenderState.STOPPED
+            self._effects.clear()
+
+    def abort(self) -> None:
+        """Give the round up (its deadline has passed)."""
+        if not self.finished:
+            self.state = SenderState.ABORTED
+            self._effects.clear()
+
+    def next_timer(self) -> float | None:
+        """When handle_timer or take wants to be called next, in the caller's clock; None = only after an answer."""
+        if self.finished:
+            return None
+        if self.state is SenderState.SENDING:
+            return self._resume_at if self._resume_at is not None else 0.0
+        if self.reprobe_s is None or self._outstanding is None:
+            return None
+        return self._probed_at + self._reprobe_after()
+
+    def handle_timer(self, now: float) -> None:
+        """Repeats an outstanding probe when its answer is overdue."""
+        due = self.next_timer()
+        if self.state is SenderState.WAITING and due is not None and now >= due and self._outstanding is not None:
+            self._probed_at = now
+            self._effects.append(SendProbe(self._outstanding, again=True))
+
+    def packets_at(self, stop: Stop) -> int:
+        """Datagrams sent up to the transmission that completed the round.
+
+        Exact unless that chunk was sent again after it arrived, which only a reordering network can cause.
+        """
+        return int(self._last_sent[stop.sequence]) + 1 if stop.sequence < len(self.order) else self.sent
+
+    def _reprobe_after(self) -> float:
+        floor = self.reprobe_s or 0.0
+        return max(floor, 2 * self.rtt_s) if self.rtt_s is not None else max(floor, 0.05)
+
+    def _measure(self, sample_s: float) -> None:
+        self.rtt_s = sample_s if self.rtt_s is None else 0.875 * self.rtt_s + 0.125 * sample_s
+
+    def _mine(self, round_: int, direction: int) -> bool:
+        return round_ == self.round and direction == self.direction
