@@ -71,9 +71,7 @@ def batches_per_epoch(shard_samples: int, batch_size: int) -> int:
 def batches(
     shard_samples: int, batch_size: int, *, seed: int, epoch: int, rank: int
 ) -> Iterator[NDArray[np.intp]]:
-    """Yield the indices, into the worker's shard, of each batch of an epoch: an order of (seed, epoch,
-    rank).
-    """
+    """Yield each batch of an epoch as indices into the worker's shard, shuffled by (seed, epoch, rank)."""
     order = np.random.RandomState(seed_words(seed, epoch, rank)).permutation(shard_samples)
     for start in range(0, shard_samples, batch_size):
         yield order[start : start + batch_size]

@@ -1,0 +1,257 @@
+"""What the workers do between two all-reduces: train a model, or replay gradients of a given size.
+
+A workload knows no transport: it talks to a `Reducer`. It imports torch only when a model is trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dblp.chunks import TensorSpec
+from dblp.config import Config, build
+from dblp.data import seed_words
+from dblp.errors import ConfigError
+from dblp.wire import chunk_values
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """How an all-reduce ended. skipped: the round was given up, and no worker may use the vector."""
+
+    skipped: bool
+    phase: str
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """One worker's epoch. train_loss: mean loss of its samples; None for a replay, as is value.
+
+    metric: "accuracy" (value in 0..1, on held-out data) or "none". wall_s: seconds from the first gradient
+    to the end of the last step, without the evaluation. digest: sha256 of parameters and optimiser state
+    (replay: of the last mean).
+    """
+
+    train_loss: float | None
+    metric: str
+    value: float | None
+    wall_s: float
+    digest: str
+
+
+class Reducer(Protocol):
+    """What a workload needs of a transport."""
+
+    def all_reduce(self, flat: Vector, *, iteration: int, epoch: int, epoch_start_next: bool) -> Reduced:
+        """Replace `flat` by the mean over the workers. Blocks. Iterations count up from 0 without a gap."""
+        ...
+
+    def report_epoch(self, epoch: int, row: EpochRow, state: Vector) -> None:
+        """Tell the outcome of an epoch. `state` is lent for the call."""
+        ...
+
+
+Log = Callable[[str], None]
+
+
+class Workload(Protocol):
+    """A worker's job, ready to run: the tensors that it reduces, and the loop."""
+
+    @property
+    def tensors(self) -> Sequence[TensorSpec]: ...
+
+    def run(self, reducer: Reducer, log: Log) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The `workload` mapping with kind "train". batch_size: samples of one worker in one iteration."""
+
+    kind: Literal["train"]
+    model: Literal["digits-cnn"] = "digits-cnn"
+    data: Literal["digits"] = "digits"
+    epochs: int = 8
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """The `workload` mapping with kind "replay": gradients of `chunks` full chunks, without torch or data.
+
+    compute_s: seconds that each worker waits in place of computing. epoch_iterations: iterations that count
+    as one epoch; None: all of them.
+    """
+
+    kind: Literal["replay"]
+    chunks: int
+    iterations: int
+    compute_s: float = 0.0
+    epoch_iterations: int | None = None
+
+
+def options_from(config: Config) -> TrainOptions | ReplayOptions:
+    """The checked workload options of a configuration. Raises ConfigError with the key path."""
+    path = ("workload",)
+    raw = config.workload
+    kind = raw.get("kind")
+    options: TrainOptions | ReplayOptions
+    if kind == "train":
+        options = build(TrainOptions, raw, path)
+        _at_least(options, {"epochs": 1, "batch_size": 1, "learning_rate": 0.0, "momentum": 0.0})
+    elif kind == "replay":
+        for key in ("chunks", "iterations"):
+            if key not in raw:
+                raise ConfigError((*path, key), "is required for a replay")
+        options = build(ReplayOptions, raw, path)
+        _at_least(options, {"chunks": 1, "iterations": 1, "compute_s": 0.0})
+        if options.epoch_iterations is not None:
+            _at_least(options, {"epoch_iterations": 1})
+    else:
+        raise ConfigError((*path, "kind"), f"{kind!r} is not one of train, replay")
+    return options
+
+
+def _at_least(options: object, limits: Mapping[str, float]) -> None:
+    for key, limit in limits.items():
+        value = getattr(options, key)
+        if not limit <= value < math.inf:
+            raise ConfigError(("workload", key), f"{value!r} is not at least {limit:g}")
+
+
+def workload_from(config: Config, rank: int, world_size: int) -> Workload:
+    """Build the job of worker `rank`. Imports torch for training. Raises ConfigError."""
+    options = options_from(config)
+    if isinstance(options, ReplayOptions):
+        return Replay(options, seed=config.seed, rank=rank, chunk_values=chunk_values(config.mtu))
+    return Training(options, seed=config.seed, rank=rank, world_size=world_size)
+
+
+class Training:
+    """Data-parallel SGD: gradient, all-reduce, step; an evaluation on held-out data after each epoch.
+
+    A skipped all-reduce means no step, on every worker alike, so the replicas stay equal.
+    """
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        *,
+        seed: int,
+        rank: int,
+        world_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # Here, because it loads torch, which a server and a replay can do without.
+        from dblp.models import Learner, Sgd, configure_torch
+
+        configure_torch()
+        self._rank, self._epochs, self._clock = rank, options.epochs, clock
+        self._learner = Learner(
+            options.model,
+            options.data,
+            batch_size=options.batch_size,
+            sgd=Sgd(options.learning_rate, options.momentum),
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    @property
+    def tensors(self) -> Sequence[TensorSpec]:
+        return self._learner.buffer.specs
+
+    def run(self, reducer: Reducer, log: Log) -> None:
+        """Train to the end. Errors of the reducer pass through."""
+        for epoch in range(self._epochs):
+            began = self._clock()
+            loss = self._epoch(epoch, reducer)
+            wall_s = self._clock() - began
+            state = self._learner.state()
+            row = EpochRow(loss, "accuracy", self._learner.evaluate(), wall_s, array_digest(state))
+            reducer.report_epoch(epoch, row, state)
+            log(f"rank {self._rank} epoch {epoch}: loss {loss:.4f}, accuracy {row.value:.1%}, {wall_s:.2f} s")
+
+    def _epoch(self, epoch: int, reducer: Reducer) -> float:
+        """One epoch of steps. Returns the mean loss of this worker's samples."""
+        learner, total, samples = self._learner, 0.0, 0
+        batches = learner.epoch_batches(epoch)
+        for index, batch in enumerate(batches):
+            total += learner.gradient(batch) * len(batch)
+            samples += len(batch)
+            reduced = reducer.all_reduce(
+                learner.buffer.flat,
+                iteration=epoch * len(batches) + index,
+                epoch=epoch,
+                epoch_start_next=index == len(batches) - 1,
+            )
+            if not reduced.skipped:
+                learner.apply()
+        return total / samples
+
+
+class Replay:
+    """Gradients of a given size: seeded noise, made once, scaled anew in every iteration for the cost of a
+    copy.
+    """
+
+    SCALES = 16
+    """The scale runs through 1, 1 + 1/16 .. 31/16: exact in float32, and norms never look constant."""
+
+    def __init__(
+        self,
+        options: ReplayOptions,
+        *,
+        seed: int,
+        rank: int,
+        chunk_values: int,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options, self._rank, self._clock, self._wait = options, rank, clock, wait
+        values = options.chunks * chunk_values
+        generator = np.random.default_rng(seed_words(seed, rank))
+        self._noise = generator.standard_normal(values, dtype=np.float32)
+        self._flat = np.zeros(values, dtype=np.float32)
+        self.tensors: Sequence[TensorSpec] = (TensorSpec("replay", (values,)),)
+
+    def run(self, reducer: Reducer, log: Log) -> None:
+        """Replay to the end. Errors of the reducer pass through."""
+        total = self._options.iterations
+        per_epoch = self._options.epoch_iterations or total
+        for epoch, first in enumerate(range(0, total, per_epoch)):
+            began = self._clock()
+            for iteration in range(first, min(first + per_epoch, total)):
+                self._fill(iteration)
+                reducer.all_reduce(
+                    self._flat,
+                    iteration=iteration,
+                    epoch=epoch,
+                    epoch_start_next=(iteration + 1) % per_epoch == 0,
+                )
+            wall_s = self._clock() - began
+            row = EpochRow(None, "none", None, wall_s, array_digest(self._flat))
+            reducer.report_epoch(epoch, row, self._flat)
+            log(f"rank {self._rank} epoch {epoch}: {iteration + 1} of {total} iterations, {wall_s:.2f} s")
+
+    def _fill(self, iteration: int) -> None:
+        if self._options.compute_s:
+            self._wait(self._options.compute_s)
+        scale = np.float32(1.0 + iteration % self.SCALES / self.SCALES)
+        np.multiply(self._noise, scale, out=self._flat)
+
+
+def array_digest(vector: Vector) -> str:
+    """sha256 of an array's bytes: equal digests mean bit-identical replicas (-0.0 and 0.0 differ)."""
+    return hashlib.sha256(np.ascontiguousarray(vector).data).hexdigest()
