@@ -68,9 +68,7 @@ def batches_per_epoch(shard_samples: int, batch_size: int) -> int:
     return -(-shard_samples // batch_size)
 
 
-def batches(
-    shard_samples: int, batch_size: int, *, seed: int, epoch: int, rank: int
-) -> Iterator[NDArray[np.intp]]:
+def batches(shard_samples: int, batch_size: int, *, seed: int, epoch: int, rank: int) -> Iterator[NDArray[np.intp]]:
     """Yield each batch of an epoch as indices into the worker's shard, shuffled by (seed, epoch, rank)."""
     order = np.random.RandomState(seed_words(seed, epoch, rank)).permutation(shard_samples)
     for start in range(0, shard_samples, batch_size):

@@ -40,9 +40,7 @@ def bind_gradients(model: torch.nn.Module) -> GradientBuffer:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for name, parameter in named:
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-            raise ValueError(
-                f"parameter {name} is {parameter.dtype} on {parameter.device}: need float32 on cpu"
-            )
+            raise ValueError(f"parameter {name} is {parameter.dtype} on {parameter.device}: need float32 on cpu")
     flat = np.zeros(sum(p.numel() for _, p in named), dtype=np.float32)
     whole = torch.from_numpy(flat)
     offset = 0
@@ -56,9 +54,7 @@ def is_bound(model: torch.nn.Module, buffer: GradientBuffer) -> bool:
     """Whether every gradient still lies in `buffer` (`set_to_none` or a foreign hook would have moved it)."""
     start = buffer.flat.ctypes.data
     end = start + buffer.flat.nbytes
-    return all(
-        p.grad is not None and start <= p.grad.data_ptr() < end for p in model.parameters() if p.requires_grad
-    )
+    return all(p.grad is not None and start <= p.grad.data_ptr() < end for p in model.parameters() if p.requires_grad)
 
 
 def state_vector(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> NDArray[np.float32]:

@@ -253,9 +253,7 @@ def detector_from(raw: Any, path: Path = ("detector",)) -> Detector:
     if kind in ("never", "always"):
         _only(raw, {"kind"}, path)
         return Constant("normal" if kind == "never" else "critical", str(kind))
-    raise ConfigError(
-        (*path, "kind"), f"{kind!r} is not one of schedule, paper, every-n-rounds, never, always"
-    )
+    raise ConfigError((*path, "kind"), f"{kind!r} is not one of schedule, paper, every-n-rounds, never, always")
 
 
 def _only(raw: Mapping[str, Any], allowed: set[str], path: Path) -> None:
@@ -277,9 +275,7 @@ def _number(raw: Mapping[str, Any], key: str, path: Path) -> float:
 
 def _ratio(raw: Mapping[str, Any], key: str, path: Path) -> float:
     if key not in raw:
-        raise ConfigError(
-            (*path, key), "is required (a transport has either fixed, or low, high and detector)"
-        )
+        raise ConfigError((*path, key), "is required (a transport has either fixed, or low, high and detector)")
     value = _number(raw, key, path)
     if not 0.0 <= value < 1.0:
         raise ConfigError((*path, key), f"{value:g} is not a share of chunks in 0 <= p < 1")

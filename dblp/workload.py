@@ -84,6 +84,7 @@ class TrainOptions:
     batch_size: int = 32
     learning_rate: float = 0.05
     momentum: float = 0.9
+    decay: Literal["cosine", "none"] = "cosine"
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,9 @@ class Training:
         self._learner = Learner(
             options.model,
             options.data,
+            epochs=options.epochs,
             batch_size=options.batch_size,
-            sgd=Sgd(options.learning_rate, options.momentum),
+            sgd=Sgd(options.learning_rate, options.momentum, options.decay),
             seed=seed,
             rank=rank,
             world_size=world_size,
@@ -186,7 +188,7 @@ class Training:
     def _epoch(self, epoch: int, reducer: Reducer) -> float:
         """One epoch of steps. Returns the mean loss of this worker's samples."""
         learner, total, samples = self._learner, 0.0, 0
-        batches = learner.epoch_batches(epoch)
+        batches = learner.start_epoch(epoch)
         for index, batch in enumerate(batches):
             total += learner.gradient(batch) * len(batch)
             samples += len(batch)
@@ -202,9 +204,7 @@ class Training:
 
 
 class Replay:
-    """Gradients of a given size: seeded noise, made once, scaled anew in every iteration for the cost of a
-    copy.
-    """
+    """Gradients of a given size: seeded noise, made once; an iteration costs one scaled copy of it."""
 
     SCALES = 16
     """The scale runs through 1, 1 + 1/16 .. 31/16: exact in float32, and norms never look constant."""
