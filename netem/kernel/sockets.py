@@ -1,0 +1,36 @@
+"""Sockets inside a namespace, with buffers beyond rmem_max: CAP_NET_ADMIN may (socket(7), SO_RCVBUFFORCE)."""
+
+from __future__ import annotations
+
+import socket
+from typing import Literal
+
+from netem.kernel.errors import KernelError, attempting
+from netem.kernel.netns import call_in
+
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
+
+
+def set_buffers(sock: socket.socket, rcvbuf_bytes: int, sndbuf_bytes: int) -> None:
+    """Set both buffers and read them back. The kernel doubles the numbers: half is its own book-keeping."""
+    for force, plain, wanted in (
+        (SO_RCVBUFFORCE, socket.SO_RCVBUF, rcvbuf_bytes),
+        (SO_SNDBUFFORCE, socket.SO_SNDBUF, sndbuf_bytes),
+    ):
+        sock.setsockopt(socket.SOL_SOCKET, force, wanted)
+        found = sock.getsockopt(socket.SOL_SOCKET, plain)
+        if found < wanted:
+            raise KernelError(f"set a socket buffer to {wanted} bytes", detail=f"reads back {found}")
+
+
+def open_socket(netns: str, kind: Literal["udp", "tcp"], rcvbuf_bytes: int, sndbuf_bytes: int) -> socket.socket:
+    """An unbound IPv4 socket of a namespace. It stays there, whichever process uses it."""
+    types = {"udp": socket.SOCK_DGRAM, "tcp": socket.SOCK_STREAM}
+    with attempting(f"open a {kind} socket in namespace {netns}"):
+        sock = call_in(netns, lambda: socket.socket(socket.AF_INET, types[kind]))
+        try:
+            set_buffers(sock, rcvbuf_bytes, sndbuf_bytes)
+        except BaseException:
+            sock.close()
+            raise
+    return sock
