@@ -92,14 +92,14 @@ class ReplayOptions:
     """The `workload` mapping with kind "replay": gradients of `chunks` full chunks, without torch or data.
 
     compute_s: seconds that each worker waits in place of computing. epoch_iterations: iterations that count
-    as one epoch; None: all of them.
+    as one epoch; 0: all of them.
     """
 
     kind: Literal["replay"]
     chunks: int
     iterations: int
     compute_s: float = 0.0
-    epoch_iterations: int | None = None
+    epoch_iterations: int = 0
 
 
 def options_from(config: Config) -> TrainOptions | ReplayOptions:
@@ -116,9 +116,7 @@ def options_from(config: Config) -> TrainOptions | ReplayOptions:
             if key not in raw:
                 raise ConfigError((*path, key), "is required for a replay")
         options = build(ReplayOptions, raw, path)
-        _at_least(options, {"chunks": 1, "iterations": 1, "compute_s": 0.0})
-        if options.epoch_iterations is not None:
-            _at_least(options, {"epoch_iterations": 1})
+        _at_least(options, {"chunks": 1, "iterations": 1, "compute_s": 0.0, "epoch_iterations": 0})
     else:
         raise ConfigError((*path, "kind"), f"{kind!r} is not one of train, replay")
     return options
