@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 from collections.abc import Iterator
 from ctypes import c_char, c_uint32, c_uint64
 from types import TracebackType
 from typing import Self
+
+from netem.kernel.errors import KernelError
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD = range(6)
@@ -28,17 +31,16 @@ _LOG_BYTES = 1 << 20
 _BATCH = 4096
 
 
-class BpfError(Exception):
+class BpfError(KernelError):
     """A bpf(2) command failed; `log` holds the verifier's words when a program was refused."""
 
-    def __init__(self, attempted: str, number: int, log: str = "") -> None:
-        self.errno = number
+    def __init__(self, attempted: str, code: int, log: str = "") -> None:
         self.log = log
         hint = ""
-        if number == errno.EPERM:
+        if code == errno.EPERM:
             hint = "; needs CAP_BPF and CAP_NET_ADMIN, and before Linux 5.11 a large enough RLIMIT_MEMLOCK"
-        last = f"; verifier: {log.strip().splitlines()[-1]}" if log.strip() else ""
-        super().__init__(f"{attempted}: {os.strerror(number)}{hint}{last}")
+        last = f"; verifier: {' / '.join(log.strip().splitlines()[-3:])}" if log.strip() else ""
+        super().__init__(attempted, code, f"{os.strerror(code)}{hint}{last}")
 
 
 class _MapCreate(ctypes.Structure):
@@ -84,6 +86,7 @@ class _ProgInfo(ctypes.Structure):
     _fields_ = (("type", c_uint32), ("id", c_uint32), ("tag", c_char * 8))
 
 
+@functools.cache  # opening the C library costs more than the call
 def _syscall() -> tuple[ctypes.CDLL, int]:
     number = _SYSCALL.get(platform.machine())
     if number is None:
@@ -126,9 +129,7 @@ class _Owned:
 class Map(_Owned):
     """A BPF map with keys and values of fixed size, as bytes."""
 
-    def __init__(
-        self, name: str, kind: int, key_bytes: int, value_bytes: int, entries: int, flags: int = 0
-    ) -> None:
+    def __init__(self, name: str, kind: int, key_bytes: int, value_bytes: int, entries: int, flags: int = 0) -> None:
         what = _MapCreate(kind, key_bytes, value_bytes, entries, flags, map_name=name.encode()[:15])
         super().__init__(_checked(_bpf(_MAP_CREATE, what), f"create the BPF map {name}"), name)
         self.key_bytes = key_bytes
@@ -170,7 +171,7 @@ class Map(_Owned):
         try:
             yield from self._batches()
         except BpfError as error:
-            if error.errno != errno.EINVAL:
+            if error.code != errno.EINVAL:
                 raise
             yield from self._one_by_one()
 
@@ -226,9 +227,7 @@ class Program(_Owned):
         )  # fmt: skip
         result = _bpf(_PROG_LOAD, what)
         log = ""
-        if (
-            result < 0
-        ):  # once more for the verifier's reasons: a log buffer that is too small is an error itself
+        if result < 0:  # once more for the verifier's reasons: a log buffer that is too small is an error itself
             buffer = ctypes.create_string_buffer(_LOG_BYTES)
             what.log_level, what.log_size, what.log_buf = 1, _LOG_BYTES, ctypes.addressof(buffer)
             result = _bpf(_PROG_LOAD, what)

@@ -130,9 +130,7 @@ class Assembler:
     def jump_if(self, dst: int, condition: str, operand: int | Register, target: str) -> None:
         """Unsigned 64-bit comparison; "&" jumps when a common bit is set."""
         if isinstance(operand, Register):
-            self._emit(
-                Instruction(_JMP | _JUMPS[condition] | _BY_REGISTER, dst, operand.number, target=target)
-            )
+            self._emit(Instruction(_JMP | _JUMPS[condition] | _BY_REGISTER, dst, operand.number, target=target))
         else:
             self._emit(Instruction(_JMP | _JUMPS[condition], dst, immediate=operand, target=target))
 
@@ -144,9 +142,7 @@ class Assembler:
 
     def assemble(self, map_fds: Mapping[str, int] | None = None) -> bytes:
         """Machine code, with every map name replaced by its file descriptor."""
-        return b"".join(
-            self._resolve(at, slot, map_fds or {}).encode() for at, slot in enumerate(self._slots)
-        )
+        return b"".join(self._resolve(at, slot, map_fds or {}).encode() for at, slot in enumerate(self._slots))
 
     def _resolve(self, at: int, slot: Instruction, map_fds: Mapping[str, int]) -> Instruction:
         if slot.target is not None:

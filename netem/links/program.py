@@ -1,6 +1,6 @@
 """The loss program: a direct-action classifier that decides, counts, and drops.
 
-Flow and key are compiled in (`LossProgram text = f(flow, key)`); what changes during a run sits in maps:
+Flow and key are compiled in (`loss_program(flow, key)`); what changes during a run sits in maps:
 
 control   array of one: `Control` bank in use, label, base threshold. One 8-byte word each, so a change of
 the bank
@@ -18,7 +18,7 @@ counted and passed.
 
 from __future__ import annotations
 
-from netem.kernel.bpf_asm import FP, R0, R1, R2, R3, R4, R6, R7, R8, R9, Assembler, Register
+from netem.kernel.bpf_asm import FP, R0, R1, R2, R3, R4, R6, R7, R8, R9, Assembler, Register, Size
 from netem.links import mask
 from netem.links.base import Flow, Key
 
@@ -120,7 +120,7 @@ def _prepare(a: Assembler) -> None:
 
 
 def _classify_keyed(a: Assembler, flow: Flow, key: Key) -> None:
-    """Fall through with UDP header and payload on the stack if this is data with a whole key, else "other"."""
+    """Fall through, UDP header and payload on the stack, if this is data with a whole key, else "other"."""
     need = _UDP + key.payload_bytes
     buffer = _buffer(need)
     _check_protocol(a, flow)
@@ -205,8 +205,10 @@ def _word(a: Assembler, places: list[int]) -> None:
         done += size
 
 
-def _run(places: list[int]) -> int:
-    for size in (4, 2):
+def _run(places: list[int]) -> Size:
+    """How many of these bytes one aligned load can take."""
+    sizes: tuple[Size, ...] = (4, 2)
+    for size in sizes:
         neighbours = [places[0] + n for n in range(size)]
         if places[:size] == neighbours and places[0] % size == 0:
             return size

@@ -1,0 +1,353 @@
+"""The `bpf` backend: loss by an eBPF program at the switch port, rate by tbf, no delay.
+
+The program (`program`) sits on clsact, beside the qdiscs: loss and rate are independent. `loss_at:
+before_rate` puts it on the egress of the switch port that faces the receiver, so a lost packet takes no
+room in the rate limiter. `loss_at: after_rate` puts it on the ingress of the receiver's own interface,
+which has to be named; there the receiver's GRO (if on) has merged packets already, which
+`PortHealth.gso_seen` shows.
+
+Changing the loss is one write for each sender plus one that switches all of them together; nothing is
+detached or reinstalled, and counters go on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import ipaddress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from ctypes import c_uint32, c_uint64
+from typing import Literal
+
+import numpy as np
+from pyroute2 import IPRoute
+
+from netem.kernel import bpf, qdisc, veth
+from netem.kernel.errors import KernelError, attempting
+from netem.kernel.netns import open_netlink
+from netem.links import mask, program
+from netem.links.base import (
+    Counter,
+    Flow,
+    Key,
+    Kind,
+    LinkError,
+    LossRule,
+    PortHealth,
+    Shape,
+    UnsupportedFeature,
+)
+
+Hook = Literal["egress", "ingress"]
+
+_PARENTS = {"egress": 0xFFFFFFF3, "ingress": 0xFFFFFFF2}  # TC_H_CLSACT with TC_H_MIN_EGRESS, TC_H_MIN_INGRESS
+_PRIORITY, _HANDLE, _DIRECT_ACTION, _ETH_P_ALL = 1, 1, 1, 0x0003
+_NAME = "dblp_loss"
+_NO_DELAY = "eBPF cannot hold packets back; use link backend netem on a kernel with sch_netem, or `dblp-netem vm`"
+_QUEUE_BYTES = 1 << 20
+_MTU = 9000  # for the size of the bucket: no frame may be longer than it
+_KINDS: tuple[Kind, Kind] = ("data", "other")
+_COUNTER = np.dtype(
+    [("source", ">u4"), ("index", "u4"), ("kind", "u4"), ("seen", "u8"), ("dropped", "u8"), ("bytes", "u8")]
+)
+
+
+class _Control(ctypes.Structure):
+    _fields_ = (("bank", c_uint64), ("label", c_uint64), ("base_threshold", c_uint64))
+
+
+class _Rule(ctypes.Structure):
+    _fields_ = (
+        ("state", c_uint64), ("threshold", c_uint64), ("first", c_uint32), ("last", c_uint32),
+        ("flags", c_uint32), ("unused", c_uint32),
+    )  # fmt: skip
+
+
+class LossFilter:
+    """The loss program on one hook of one interface, with its maps. Also usable beside a netem qdisc.
+
+    `counter_entries` bounds the (sender, index, kind) combinations that are counted apart; what finds no
+    room is still decided, and counted in `events()`. The default has room for 16,384 rounds of every
+    sender.
+    """
+
+    def __init__(
+        self, netns: str | None, ifname: str, hook: Hook = "egress", *, counter_entries: int | None = None
+    ) -> None:
+        self.place = (netns, ifname, hook)
+        self._entries = counter_entries
+        self._lock = threading.Lock()  # the maps' buffers are shared, and system calls let other threads run
+        self._owned: ExitStack | None = None
+        self._sources: dict[str, bytes] = {}
+        self._control = _Control()
+
+    def install(self, flow: Flow | None, key: Key | None, sources: Sequence[str], base_ratio: float = 0.0) -> None:
+        """Load a program for this flow and key and attach it, replacing an earlier one in place.
+
+        Counters start at zero, without loss but for the base loss.
+        """
+        text = program.loss_program(flow, key)
+        with self._lock, ExitStack() as stack:
+            self._flow, self._key = flow, key
+            self._sources = {source: ipaddress.IPv4Address(source).packed for source in sources}
+            self._control = _Control(0, 0, mask.threshold(base_ratio))
+            self._make_maps(stack)
+            self._write_rules(0, {})
+            self._write_control()
+            loaded = stack.enter_context(
+                bpf.Program(_NAME, text.assemble({name: each.fd for name, each in self._maps.items()}))
+            )
+            self._attach(loaded)
+            self._release()
+            self._owned = stack.pop_all()
+        self.program = loaded
+
+    def set_loss(self, rules: Sequence[LossRule]) -> None:
+        """Replace all rules: write the bank that is not in use, read it back, switch."""
+        with self._lock:
+            by_source = self._checked(rules)
+            bank = 1 - self._control.bank
+            self._write_rules(bank, by_source)
+            self._control.bank = bank
+            self._write_control()
+
+    def set_label(self, index: int) -> None:
+        """The counter index of packets without an index field."""
+        if not 0 <= index < 2**32:
+            raise ValueError(f"label {index}: expected 0..2**32-1")
+        with self._lock:
+            self._require_installed()
+            self._control.label = index
+            self._write_control()
+
+    def counters(self) -> list[Counter]:
+        """All counters since `install`, sorted by source, index and kind."""
+        with self._lock:
+            self._require_installed()
+            raw = b"".join(key + value for key, value in self._maps["counters"].items())
+        rows = np.sort(np.frombuffer(raw, _COUNTER), order=("source", "index", "kind"))
+        names = {int.from_bytes(packed, "big"): source for source, packed in self._sources.items()}
+        return [
+            Counter(names[source], index, seen, dropped, size, _KINDS[kind])
+            for source, index, kind, seen, dropped, size in rows.tolist()
+        ]
+
+    def events(self) -> dict[str, int]:
+        """Counts of what makes numbers doubtful, by `program.EVENTS`."""
+        with self._lock:
+            self._require_installed()
+            raw = self._maps["events"].lookup(bytes(4)) or bytes(program.EVENTS_BYTES)
+        return dict(zip(program.EVENTS, np.frombuffer(raw, "u8").tolist(), strict=True))
+
+    def close(self) -> None:
+        """Detach the program. The interface or its namespace may be gone already."""
+        with self._lock:
+            if self._owned is not None:
+                self._detach()
+            self._release()
+
+    def _release(self) -> None:
+        if self._owned is not None:
+            self._owned.close()
+            self._owned = None
+
+    def _require_installed(self) -> None:
+        if self._owned is None:
+            raise LinkError(f"loss at {self._where()}: nothing is installed")
+
+    def _make_maps(self, stack: ExitStack) -> None:
+        senders = max(1, len(self._sources))
+        counters = self._entries or min(1 << 20, 2 * 16_384 * senders)
+        maps = (
+            bpf.Map("control", bpf.ARRAY, 4, program.CONTROL_BYTES, 1),
+            bpf.Map("rules", bpf.HASH, program.RULE_KEY_BYTES, program.RULE_BYTES, 2 * senders),
+            bpf.Map("counters", bpf.HASH, program.COUNTER_KEY_BYTES, program.COUNTER_BYTES, counters, bpf.NO_PREALLOC),
+            bpf.Map("events", bpf.ARRAY, 4, program.EVENTS_BYTES, 1),
+        )
+        self._maps = {each.name: stack.enter_context(each) for each in maps}
+
+    def _checked(self, rules: Sequence[LossRule]) -> dict[str, LossRule]:
+        self._require_installed()
+        by_source = {rule.source: rule for rule in rules}
+        if len(by_source) != len(rules):
+            raise LinkError(f"loss at {self._where()}: two rules for one sender")
+        unknown = by_source.keys() - self._sources.keys()
+        if unknown:
+            raise LinkError(f"loss at {self._where()}: no such sender {', '.join(sorted(unknown))}")
+        if self._flow is None and any(rule.match == "data" for rule in rules):
+            raise LinkError(f"loss at {self._where()}: match data, but no data flow is installed")
+        return by_source
+
+    def _write_rules(self, bank: int, by_source: dict[str, LossRule]) -> None:
+        for source, packed in self._sources.items():
+            value = bytes(self._rule(by_source.get(source)))
+            self._write("rules", packed + bytes(c_uint32(bank)), value, f"loss of {source}")
+
+    def _rule(self, rule: LossRule | None) -> _Rule:
+        if rule is None:
+            return _Rule(0, 0, 0, mask.U32, 0, 0)
+        windowed = rule.match == "data" and self._key is not None and self._key.index is not None
+        first, last = (rule.first, rule.last) if windowed else (0, mask.U32)
+        flags = program.MATCH_ALL if rule.match == "all" else 0
+        return _Rule(rule.state, mask.threshold(rule.loss_ratio), first, last, flags, 0)
+
+    def _write_control(self) -> None:
+        self._write("control", bytes(4), bytes(self._control), "switch rules")
+
+    def _write(self, name: str, key: bytes, value: bytes, what: str) -> None:
+        with _translated(f"{what} at {self._where()}"):
+            self._maps[name].update(key, value)
+            found = self._maps[name].lookup(key)
+        if found != value:
+            held = "nothing" if found is None else found.hex()
+            raise LinkError(f"{what} at {self._where()}: wrote {value.hex()}, the kernel holds {held}")
+
+    def _attach(self, loaded: bpf.Program) -> None:
+        netns, ifname, hook = self.place
+        # The name is what a dump gives back of a program, so it carries the program's number.
+        name = f"{_NAME}:{loaded.id}"
+        what = f"attach the loss program at {self._where()}"
+        with _translated(what), closing(open_netlink(netns)) as netlink:
+            index = veth.index_of(netlink, ifname)
+            _add_clsact(netlink, index)
+            with attempting("add the filter"):
+                netlink.tc(
+                    "replace-filter", "bpf", index, handle=_HANDLE, fd=loaded.fd, name=name,
+                    parent=_PARENTS[hook], prio=_PRIORITY, protocol=_ETH_P_ALL, flags=_DIRECT_ACTION,
+                )  # fmt: skip
+                filters = netlink.get_filters(index=index, parent=_PARENTS[hook])
+            found = {each.get_nested("TCA_OPTIONS", "TCA_BPF_NAME") for each in filters}
+            if name not in found:
+                raise LinkError(f"{what}: it is not in the filter list")
+
+    def _detach(self) -> None:
+        netns, ifname, hook = self.place
+        try:
+            with closing(open_netlink(netns)) as netlink:
+                index = veth.index_of(netlink, ifname)
+                with attempting("remove the filter"):
+                    netlink.tc(
+                        "del-filter", "bpf", index, handle=_HANDLE, parent=_PARENTS[hook], prio=_PRIORITY,
+                        protocol=_ETH_P_ALL,
+                    )  # fmt: skip
+        except KernelError:
+            pass  # gone with its interface or namespace
+
+    def _where(self) -> str:
+        netns, ifname, hook = self.place
+        return f"{netns or 'this namespace'}/{ifname} {hook}"
+
+
+class BpfPort:
+    """A switch port of the `bpf` backend. `receiver` is the (namespace, interface) behind it, for `after_rate`."""
+
+    backend = "bpf"
+
+    def __init__(
+        self,
+        name: str,
+        netns: str | None,
+        ifname: str,
+        *,
+        receiver: tuple[str | None, str] | None = None,
+        counter_entries: int | None = None,
+    ) -> None:
+        self.name = name
+        self._port = (netns, ifname)
+        self._receiver = receiver
+        self._entries = counter_entries
+        self._loss: LossFilter | None = None
+        self._tree: qdisc.Tree = ()
+
+    def install(self, shape: Shape, flow: Flow | None, key: Key | None, sources: Sequence[str]) -> None:
+        """See `Port.install`. UnsupportedFeature for delay and jitter, and for `after_rate` without `receiver`."""
+        place = self._check(shape)
+        self._install_rate(shape)
+        if self._loss is not None and self._loss.place != place:
+            self._loss.close()
+            self._loss = None
+        if self._loss is None:
+            self._loss = LossFilter(*place, counter_entries=self._entries)
+        self._loss.install(flow, key, sources, shape.loss_ratio)
+
+    def set_loss(self, rules: Sequence[LossRule]) -> None:
+        self._filter.set_loss(rules)
+
+    def set_label(self, index: int) -> None:
+        self._filter.set_label(index)
+
+    def counters(self) -> list[Counter]:
+        return self._filter.counters()
+
+    def health(self) -> PortHealth:
+        return PortHealth(**self._filter.events(), queue_dropped=self._queue_dropped())
+
+    def close(self) -> None:
+        if self._loss is not None:
+            self._loss.close()
+            self._loss = None
+
+    @property
+    def _filter(self) -> LossFilter:
+        if self._loss is None:
+            raise LinkError(f"port {self.name}: nothing is installed")
+        return self._loss
+
+    def _check(self, shape: Shape) -> tuple[str | None, str, Hook]:
+        if shape.delay_us or shape.jitter_us:
+            raise UnsupportedFeature("delay", ("netem", "vm"), _NO_DELAY)
+        if shape.loss_at == "before_rate":
+            return (*self._port, "egress")
+        if self._receiver is None:
+            raise UnsupportedFeature("loss_at: after_rate", (), f"receiver behind {self.name} is not known")
+        return (*self._receiver, "ingress")
+
+    def _install_rate(self, shape: Shape) -> None:
+        wanted = _rate_tree(shape)
+        if not wanted and not self._tree:
+            return
+        netns, ifname = self._port
+        with _translated(f"rate at port {self.name}"), closing(open_netlink(netns)) as netlink:
+            index = veth.index_of(netlink, ifname)
+            qdisc.execute(netlink, index, qdisc.plan(self._tree, wanted))
+            qdisc.verify(qdisc.dump(netlink, index), wanted)
+        self._tree = wanted
+
+    def _queue_dropped(self) -> int:
+        if not self._tree:
+            return 0
+        netns, ifname = self._port
+        with _translated(f"statistics of port {self.name}"), closing(open_netlink(netns)) as netlink:
+            found = qdisc.dump(netlink, veth.index_of(netlink, ifname))
+        return qdisc.stats(found[self._tree[0].handle]).dropped
+
+
+def _rate_tree(shape: Shape) -> qdisc.Tree:
+    """tbf as root; a queue of `queue_bytes`, else of `limit_packets` full frames, else 1 MiB."""
+    if shape.rate_bps is None:
+        return ()
+    queue = shape.queue_bytes or (shape.limit_packets or 0) * (_MTU + 14) or _QUEUE_BYTES
+    burst = qdisc.burst_bytes(shape.rate_bps, _MTU)
+    try:
+        return (qdisc.Tbf(qdisc.handle(1), qdisc.ROOT, shape.rate_bps, burst, queue),)
+    except ValueError as error:
+        raise LinkError(str(error)) from error
+
+
+def _add_clsact(netlink: IPRoute, index: int) -> None:
+    try:
+        with attempting("add clsact"):
+            netlink.tc("add", "clsact", index)
+    except KernelError as error:
+        if error.code != errno.EEXIST:
+            raise
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except KernelError as error:
+        raise LinkError(f"{what}: {error}") from error
