@@ -1,0 +1,63 @@
+"""Scenarios and topologies: frozen, validated types, loaded from YAML with errors that name file, line and key.
+
+`load_scenario("burst90")` gives a `Scenario` in which every default is explicit; `timeline` turns it into steps.
+"""
+
+from netem.spec.load import (
+    Loaded,
+    available,
+    load_scenario,
+    load_scenario_text,
+    load_topology,
+    load_topology_text,
+    resolved_yaml,
+)
+from netem.spec.scenario import (
+    Burst,
+    Capture,
+    Deadlines,
+    Detector,
+    LinkSettings,
+    Replay,
+    Scenario,
+    Train,
+    TransportSpec,
+    epoch_of,
+    iterations_per_epoch,
+    iterations_total,
+)
+from netem.spec.source import Source, SpecError
+from netem.spec.timeline import Step, gates, timeline
+from netem.spec.topology import HostSpec, Link, LinkShape, Topology, star
+
+__all__ = [
+    "Burst",
+    "Capture",
+    "Deadlines",
+    "Detector",
+    "HostSpec",
+    "Link",
+    "LinkSettings",
+    "LinkShape",
+    "Loaded",
+    "Replay",
+    "Scenario",
+    "Source",
+    "SpecError",
+    "Step",
+    "Topology",
+    "Train",
+    "TransportSpec",
+    "available",
+    "epoch_of",
+    "gates",
+    "iterations_per_epoch",
+    "iterations_total",
+    "load_scenario",
+    "load_scenario_text",
+    "load_topology",
+    "load_topology_text",
+    "resolved_yaml",
+    "star",
+    "timeline",
+]

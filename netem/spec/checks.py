@@ -1,0 +1,167 @@
+"""What types alone cannot say: names that must exist, numbers that depend on each other."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from netem.spec.expand import matching
+from netem.spec.fields import did_you_mean
+from netem.spec.scenario import TRAIN_SAMPLES, Burst, Replay, Scenario, Train, TransportSpec, iterations_total
+from netem.spec.source import Path_, Source
+from netem.spec.topology import MAX_WORKERS, Topology
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_TRANSPORT = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+
+
+def check_topology(topology: Topology, source: Source, at: Path_ = ()) -> None:
+    """Raises SpecError. `at` is where the topology lies in the source."""
+    _check_names(topology, source, at)
+    servers = [name for name, host in topology.hosts.items() if host.role == "server"]
+    if not servers:
+        raise source.error((*at, "hosts"), "no host has the role server; exactly one is needed")
+    if len(servers) > 1:
+        raise source.error((*at, "hosts", servers[1]), f"more than one server: {', '.join(servers)}; exactly one is needed")
+    if not 1 <= len(topology.workers) <= MAX_WORKERS:
+        raise source.error((*at, "hosts"), f"{len(topology.workers)} workers are out of range; allowed: 1 to {MAX_WORKERS}")
+    if len(topology.switches) != 1:
+        raise source.error((*at, "switches"), f"{len(topology.switches)} switches; a topology is a star around exactly one")
+    linked = {link.host for link in topology.links}
+    for host in topology.hosts:
+        if host not in linked:
+            raise source.error((*at, "hosts", host), f"host {host!r} is linked to nothing; every host needs one link")
+    for index, link in enumerate(topology.links):
+        for direction in ("up", "down"):
+            shape = getattr(link, direction)
+            if shape.jitter_s and shape.rate_bps is None and link.reorder == "refuse":
+                where = (*at, "links", index, direction, "jitter")
+                raise source.error(where, "jitter without a rate reorders packets; give a rate, or write reorder: allow")
+
+
+def _check_names(topology: Topology, source: Source, at: Path_) -> None:
+    for host in topology.hosts:
+        if host == "all" or not _HOST.fullmatch(host):
+            message = f"{host!r} is not a valid host name: letters, digits, - and _, at most 32, and not `all`"
+            raise source.error((*at, "hosts", host), message)
+    for index, switch in enumerate(topology.switches):
+        if not _HOST.fullmatch(switch):
+            raise source.error((*at, "switches", index), f"{switch!r} is not a valid name: letters, digits, - and _, at most 32")
+        if switch in topology.hosts:
+            raise source.error((*at, "switches", index), f"{switch!r} is the name of a host too")
+
+
+def check_scenario(spec: Scenario, source: Source) -> None:
+    """Raises SpecError. The topology has been checked, and bursts name their workers, before."""
+    _check_workload(spec, source)
+    if not spec.transports:
+        raise source.error(("transports",), "is empty; name at least one, such as mlt: {fixed: 0.8%}")
+    for name, transport in spec.transports.items():
+        if not _TRANSPORT.fullmatch(name):
+            message = f"{name!r} is not a valid transport name: a letter, then letters, digits, - and _, at most 32"
+            raise source.error(("transports", name), message)
+        _check_transport(transport, spec, source, ("transports", name))
+    _check_bursts(spec, source)
+    if spec.capture.rounds != "none" and not spec.capture.at:
+        raise source.error(("capture", "at"), "names no host; write at: [server], or rounds: none")
+
+
+def _check_workload(spec: Scenario, source: Source) -> None:
+    work = spec.workload
+    if isinstance(work, Train):
+        if TRAIN_SAMPLES[work.data] < len(spec.topology.workers):
+            raise source.error(("workload", "data"), f"{work.data} has fewer samples than there are workers")
+        return
+    if (work.chunks is None) == (work.shapes is None):
+        raise source.error(("workload",), "a replay needs either `chunks` or `shapes`")
+    if work.shapes is not None and not all(work.shapes):
+        raise source.error(("workload", "shapes"), "expected at least one shape, each with at least one dimension")
+    _check_epochs(work, source)
+
+
+def _check_epochs(work: Replay, source: Source) -> None:
+    if work.shapes == ():
+        raise source.error(("workload", "shapes"), "expected at least one shape such as [1000, 364]")
+    if work.iterations_per_epoch is not None and work.iterations_per_epoch > work.iterations:
+        message = f"{work.iterations_per_epoch} is more than all {work.iterations} iterations"
+        raise source.error(("workload", "iterations_per_epoch"), message)
+
+
+_KEYS = {"dblp": ("low", "high", "detector"), "mlt": ("fixed",), "tcp": ()}
+
+
+def _check_transport(transport: TransportSpec, spec: Scenario, source: Source, at: Path_) -> None:
+    wanted = _KEYS[transport.kind]
+    for key in ("low", "high", "fixed", "detector"):
+        given = getattr(transport, key) is not None
+        if given and key not in wanted:
+            message = f"does not belong to a transport of kind {transport.kind} (allowed: {', '.join(wanted) or 'none'})"
+            raise source.error((*at, key), message)
+        if not given and key in wanted:
+            raise source.error((*at, key), f"is required for a transport of kind {transport.kind}")
+    if transport.low is not None and transport.high is not None and transport.low > transport.high:
+        raise source.error((*at, "low"), "the tolerance of critical phases (low) is above that of normal phases (high)")
+    total = iterations_total(spec)
+    for first, last in transport.detector.critical if transport.detector else ():
+        if first >= total:
+            message = f"{first}..{last} starts after the last iteration, {total - 1} (iterations are 0-based)"
+            raise source.error((*at, "detector", "schedule", "critical"), message)
+
+
+def _check_bursts(spec: Scenario, source: Source) -> None:
+    total = iterations_total(spec)
+    for index, burst in enumerate(spec.bursts):
+        if burst.iteration >= total:
+            message = f"{burst.iteration} is after the last iteration, {total - 1} ({total} iterations, 0-based)"
+            raise source.error(("bursts", index, "iteration"), message)
+        for earlier in range(index):
+            if _overlap(spec.bursts[earlier], burst):
+                line = source.line(("bursts", earlier))
+                message = (
+                    f"overlaps with the burst in line {line}: both would set the loss of the same packets "
+                    f"(iteration {burst.iteration}, direction {burst.direction}, match {burst.match})"
+                )
+                raise source.error(("bursts", index), message)
+
+
+def _overlap(one: Burst, other: Burst) -> bool:
+    """Whether both would set the loss of the same packets; `all` contains `data`, `both` contains up and down."""
+    return (
+        one.iteration == other.iteration
+        and ("both" in (one.direction, other.direction) or one.direction == other.direction)
+        and bool(set(one.workers) & set(other.workers))
+    )
+
+
+def burst_workers(spec: Scenario, index: int, source: Source) -> tuple[str, ...]:
+    """The workers that a burst names, in rank order; wildcards expanded. Raises SpecError."""
+    burst, workers = spec.bursts[index], spec.topology.workers
+    if burst.workers == "all":
+        return workers
+    if not burst.workers:
+        raise source.error(("bursts", index, "workers"), "is empty; write all, or names of workers")
+    return _names(burst.workers, source, ("bursts", index, "workers"), workers, "worker")
+
+
+def capture_hosts(spec: Scenario, source: Source) -> tuple[str, ...]:
+    """The hosts that the capture names, wildcards expanded. Raises SpecError."""
+    return _names(spec.capture.at, source, ("capture", "at"), tuple(spec.topology.ranks), "host")
+
+
+def _names(
+    given: Sequence[str], source: Source, at: Path_, known: tuple[str, ...], what: Literal["host", "worker"]
+) -> tuple[str, ...]:
+    found: list[str] = []
+    for index, pattern in enumerate(given):
+        node = source.root
+        for key in (*at, index):
+            node = node.child(key) or node
+        if node.value != pattern:
+            raise source.error((*at, index), f"{pattern!r} is not a {what}{did_you_mean(pattern, known)}")
+        found += matching(node, known, what)
+    for name, times in Counter(found).items():
+        if times > 1:
+            raise source.error(at, f"{name!r} is named {times} times")
+    return tuple(name for name in known if name in found)

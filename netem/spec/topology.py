@@ -1,0 +1,172 @@
+"""The topology: hosts, one switch, and what each link does to packets, resolved to one link per host."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
+
+from netem.spec.fields import Name, Ratio, Rate, Size, Spec, Time, from_file, refuse
+from netem.spec.units import SIZE, UnitError, format_size, parse_size_bytes
+
+MAX_WORKERS = 64
+DEFAULT_MTU = 1500
+
+SHAPE_KEYS = ("delay", "jitter", "rate", "loss", "queue")
+"""Keys of a link that may stand for both directions, or inside `up:` or `down:` for one."""
+
+
+class Queue(Spec):
+    """How much a port holds before it drops: bytes or packets, one of the two."""
+
+    size_bytes: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    packets: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+
+
+def _read_queue(value: Any, info: ValidationInfo) -> Any:
+    if value is None or isinstance(value, Queue) or (isinstance(value, dict) and not from_file(info)):
+        return value
+    if isinstance(value, str):
+        number, _, unit = value.strip().partition(" ")
+        if unit.strip() in ("packets", "packet") and number.isascii() and number.isdigit():
+            return Queue.model_construct(packets=_at_least_one(int(number)))
+    try:
+        return Queue.model_construct(size_bytes=_at_least_one(parse_size_bytes(value)))
+    except UnitError as error:
+        raise UnitError(f"{error}; a queue is a size ({', '.join(SIZE.units)}) or a number of `packets`") from error
+
+
+def _at_least_one(amount: int) -> int:
+    if not 1 <= amount < 2**32:
+        raise refuse(f"a queue of {amount} is out of range; allowed: 1 to {2**32 - 1}")
+    return amount
+
+
+def _write_queue(queue: Queue, info: Any) -> Any:
+    if not (info.context and info.context.get("with_units")):
+        return {"size_bytes": queue.size_bytes, "packets": queue.packets}
+    return f"{queue.packets} packets" if queue.packets is not None else format_size(queue.size_bytes or 0)
+
+
+QueueField = Annotated[
+    Queue,
+    BeforeValidator(_read_queue),
+    PlainSerializer(_write_queue),
+    WithJsonSchema({"type": "string", "examples": ["64 KiB", "1000 packets"]}),
+]
+
+
+class LinkShape(Spec):
+    """What one direction of a link does to every packet, all the time (bursts come on top)."""
+
+    delay_s: Annotated[Time, Field(le=60)] = Field(0.0, alias="delay")
+    """One way, in seconds."""
+    jitter_s: Annotated[Time, Field(le=60)] = Field(0.0, alias="jitter")
+    """Spread of the delay, in seconds. Without a rate it reorders packets: see Link.reorder."""
+    rate_bps: Rate | None = Field(None, alias="rate")
+    """Bits per second; None: as fast as the machine."""
+    loss: Ratio = 0.0
+    """Share of packets dropped, 0..1."""
+    queue: QueueField | None = None
+    """None: sized by the link backend."""
+
+    @property
+    def delay_us(self) -> int:
+        return round(self.delay_s * 1e6)
+
+    @property
+    def jitter_us(self) -> int:
+        return round(self.jitter_s * 1e6)
+
+    @property
+    def queue_bytes(self) -> int | None:
+        return self.queue.size_bytes if self.queue else None
+
+    @property
+    def queue_packets(self) -> int | None:
+        return self.queue.packets if self.queue else None
+
+
+class Link(Spec):
+    """The cable between one host and the switch."""
+
+    shorthand_keys: ClassVar[frozenset[str]] = frozenset(SHAPE_KEYS)
+
+    between: tuple[str, str]
+    """(host, switch)."""
+    mtu: Annotated[int, Field(ge=576, le=65535)] = DEFAULT_MTU
+    """Largest IP packet in bytes, both directions."""
+    reorder: Literal["refuse", "allow"] = "refuse"
+    """Whether jitter may reorder packets, which it does where no rate is set."""
+    up: LinkShape = LinkShape()
+    """From the host to the switch."""
+    down: LinkShape = LinkShape()
+    """From the switch to the host."""
+
+    @property
+    def host(self) -> str:
+        return self.between[0]
+
+    @property
+    def switch(self) -> str:
+        return self.between[1]
+
+
+class HostSpec(Spec):
+    role: Literal["server", "worker"]
+
+
+class Topology(Spec):
+    """A star: one server, 1..64 workers, one switch. Ranks: the server 0, the workers 1..n in the file's order."""
+
+    shorthand_keys: ClassVar[frozenset[str]] = frozenset({"extends", "workers", "star"})
+
+    name: Name
+    hosts: dict[str, HostSpec]
+    switches: tuple[str, ...]
+    links: tuple[Link, ...]
+    """One for each host, in the hosts' order."""
+
+    @property
+    def server(self) -> str:
+        return next(name for name, host in self.hosts.items() if host.role == "server")
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(name for name, host in self.hosts.items() if host.role == "worker")
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Host name -> rank, in rank order."""
+        return {name: rank for rank, name in enumerate((self.server, *self.workers))}
+
+    def link_of(self, host: str) -> Link:
+        """Raises KeyError for a host that the topology does not have."""
+        for link in self.links:
+            if link.host == host:
+                return link
+        raise KeyError(host)
+
+    @property
+    def mtu(self) -> int:
+        """What every packet of the workload must fit: the smallest of all links."""
+        return min(link.mtu for link in self.links)
+
+    @property
+    def needs_delay(self) -> bool:
+        """Whether some link delays packets, which not every link backend can."""
+        return any(shape.delay_s or shape.jitter_s for link in self.links for shape in (link.up, link.down))
+
+
+def star(workers: int, *, name: str | None = None, **link: Any) -> Topology:
+    """The star that `{star: {workers: n}}` describes. `link` are fields of Link for every link (mtu, up, down)."""
+    if not 1 <= workers <= MAX_WORKERS:
+        raise ValueError(f"{workers} workers: a star has 1 to {MAX_WORKERS}")
+    roles: dict[str, Literal["server", "worker"]] = {"server": "server"}
+    roles |= {f"worker{rank}": "worker" for rank in range(1, workers + 1)}
+    return Topology(
+        name=name or f"star{workers}",
+        hosts={host: HostSpec(role=role) for host, role in roles.items()},
+        switches=("sw",),
+        links=tuple(Link(between=(host, "sw"), **link) for host in roles),
+    )
