@@ -72,9 +72,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
     if x >= 1.0:
         return 1.0
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    if x > (a + 1.0) / (
-        a + b + 2.0
-    ):  # the fraction converges fast on one side only; I_x(a,b) = 1 - I_1-x(b,a)
+    if x > (a + 1.0) / (a + b + 2.0):  # the fraction converges fast on one side only; I_x(a,b) = 1 - I_1-x(b,a)
         return 1.0 - math.exp(log_front) * _beta_fraction(1.0 - x, b, a) / b
     return math.exp(log_front) * _beta_fraction(x, a, b) / a
 

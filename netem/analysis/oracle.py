@@ -39,9 +39,7 @@ TAIL = 1e-12
 def need(chunks: int, tolerance: float) -> int:
     """How many chunks must arrive so that the missing share is at most `tolerance`: N - floor(pN + 1e-9)."""
     if chunks < 1 or not 0.0 <= tolerance <= 1.0:
-        raise ValueError(
-            f"chunks {chunks}, tolerance {tolerance}: expected chunks >= 1 and tolerance in 0..1"
-        )
+        raise ValueError(f"chunks {chunks}, tolerance {tolerance}: expected chunks >= 1 and tolerance in 0..1")
     return chunks - min(chunks, math.floor(tolerance * chunks + 1e-9))
 
 
@@ -137,11 +135,7 @@ class Packets:
 
     @property
     def std(self) -> float:
-        return (
-            math.sqrt(self.needed * self.loss_ratio) / (1.0 - self.loss_ratio)
-            if self.loss_ratio < 1.0
-            else math.inf
-        )
+        return math.sqrt(self.needed * self.loss_ratio) / (1.0 - self.loss_ratio) if self.loss_ratio < 1.0 else math.inf
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Normal approximation of the negative binomial; good from some hundred chunks on."""
@@ -195,9 +189,7 @@ def predict(
             hits = hits[: needed - have]
             delivered[missing[hits]] = True
             last = int(hits[-1])
-            return Prediction(
-                number + 1, sent + last + 1, delivered, (int(missing[last]), first_pass + number)
-            )
+            return Prediction(number + 1, sent + last + 1, delivered, (int(missing[last]), first_pass + number))
         delivered[missing[hits]] = True
         sent, have = sent + len(missing), have + len(hits)
         missing = missing[~arrives]

@@ -1,0 +1,241 @@
+"""Was the emulation faithful? Loss as requested in the burst, none outside it, every packet accounted for.
+
+Statistical checks share one false-alarm budget (see `intervals`); all others are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from netem.analysis import intervals, oracle
+from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
+from netem.analysis.run import RunData, TransportRun
+
+MIN_ROUNDS_FOR_PASSES = 5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of one transport's run. The numbers are there where the check compares a ratio with an
+    interval.
+    """
+
+    name: str
+    transport: str
+    repeat: int
+    ok: bool
+    detail: str
+    requested: float | None = None
+    achieved: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+Statistical = Callable[[float], Check]
+"""False-alarm rate -> check."""
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    faithful: bool
+    false_alarm: float
+    statistical_checks: int
+    checks: tuple[Check, ...]
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if not check.ok]
+
+
+def fidelity(data: RunData) -> Fidelity:
+    """All checks of a run; faithful when none fails."""
+    statistical = [one for run in data.runs for one in _statistical(run, data)]
+    each = intervals.false_alarm_each(len(statistical))
+    checks = [one(each) for one in statistical]
+    for run in data.runs:
+        checks += _exact(run, data)
+    return Fidelity(all(c.ok for c in checks), intervals.FALSE_ALARM_RUN, len(statistical), tuple(checks))
+
+
+def _statistical(run: TransportRun, data: RunData) -> Iterator[Statistical]:
+    by_flow = counts_by_flow(run.counts)
+    quiet: dict[tuple[int, str, float], list[LinkCount]] = {}
+    for row in run.rows:
+        count = by_flow.get((row.round, row.worker, row.direction))
+        loss, burst = data.plan.requested(row.iteration, row.worker, row.direction)
+        if loss is None:
+            continue
+        if burst:
+            yield partial(_burst_loss, run, row, count, loss)
+        elif loss > 0 and count is not None:
+            quiet.setdefault((row.worker, row.direction, loss), []).append(count)
+    for (worker, direction, loss), counts in quiet.items():
+        what = f"worker {worker} {direction}, outside bursts"
+        yield partial(_loss, run, "base loss", what, loss, counts)
+    burst_rows = passes_comparable(run, data)
+    if len(burst_rows) >= MIN_ROUNDS_FOR_PASSES:
+        yield partial(_passes, run, burst_rows)
+
+
+def _burst_loss(run: TransportRun, row: RoundRow, count: LinkCount | None, loss: float, false_alarm: float) -> Check:
+    where = f"iteration {row.iteration}, worker {row.worker} {row.direction}"
+    counts = [count] if count is not None else []
+    return _loss(run, "burst loss", where, loss, counts, false_alarm)
+
+
+def _loss(
+    run: TransportRun, name: str, where: str, loss: float, counts: Sequence[LinkCount], false_alarm: float
+) -> Check:
+    """The requested loss lies in the exact interval of what the link did."""
+    seen, dropped = sum(c.seen for c in counts), sum(c.dropped for c in counts)
+    if not seen:
+        return Check(name, run.name, run.repeat, False, f"{where}: the link counted no data packet", loss)
+    interval = intervals.clopper_pearson(dropped, seen, false_alarm)
+    achieved = dropped / seen
+    detail = f"{where}: requested {loss:.2%}, achieved {achieved:.2%} ({dropped} of {seen})"
+    return Check(name, run.name, run.repeat, loss in interval, detail, loss, achieved, interval.low, interval.high)
+
+
+def passes_comparable(run: TransportRun, data: RunData) -> list[tuple[RoundRow, oracle.Passes]]:
+    """Completed burst rounds of one loss ratio under stop and wait, without socket drops, and their oracle."""
+    found: list[tuple[RoundRow, oracle.Passes]] = []
+    for row in run.rows if run.stop_and_wait else ():
+        loss, burst = data.plan.requested(row.iteration, row.worker, row.direction)
+        if not burst or loss is None or row.outcome != "ok" or row.passes is None or row.dropped_socket:
+            continue
+        expected = oracle.passes(row.chunks, row.delivered, loss) if row.chunks and row.delivered else None
+        if expected is not None:
+            found.append((row, expected))
+    return found
+
+
+def _passes(run: TransportRun, rows: Sequence[tuple[RoundRow, oracle.Passes]], false_alarm: float) -> Check:
+    low, high = oracle.mean_passes_interval([expected for _, expected in rows], 1.0 - false_alarm)
+    mean = sum(row.passes or 0 for row, _ in rows) / len(rows)
+    expect = sum(expected.mean for _, expected in rows) / len(rows)
+    detail = f"{len(rows)} burst rounds: mean {mean:.2f} passes, oracle {expect:.2f} ({low:.2f} to {high:.2f})"
+    return Check("passes", run.name, run.repeat, low - 1e-9 <= mean <= high + 1e-9, detail, expect, mean, low, high)
+
+
+def _exact(run: TransportRun, data: RunData) -> list[Check]:
+    checks = [*_clean_rounds(run, data), _totals(run), _completion(run)]
+    if run.reliable_broadcast and run.epochs:
+        checks.append(_replicas(run))
+    if run.stop_and_wait and run.mask_seed is not None and run.order is not None:
+        checks.append(_mask_exact(run, data))
+    return checks
+
+
+def _clean_rounds(run: TransportRun, data: RunData) -> list[Check]:
+    """No injected drop in the rounds next to a burst, nor in any other round without loss."""
+    by_flow = counts_by_flow(run.counts)
+    burst_iterations = {row.iteration for row in run.rows if row.burst}
+    near: list[tuple[RoundRow, LinkCount]] = []
+    far: list[tuple[RoundRow, LinkCount]] = []
+    for row in run.rows:
+        count = by_flow.get((row.round, row.worker, row.direction))
+        if count is None or data.plan.requested(row.iteration, row.worker, row.direction) != (0.0, False):
+            continue
+        (near if burst_iterations & {row.iteration - 1, row.iteration, row.iteration + 1} else far).append((row, count))
+    checks = []
+    for name, group in (("rounds beside a burst", near), ("other rounds", far)):
+        if group:
+            bad = [(row, count) for row, count in group if count.dropped]
+            detail = f"{len(group)} flows, {sum(count.dropped for _, count in group)} injected drops"
+            if bad:
+                row, count = bad[0]
+                detail += f"; first: iteration {row.iteration}, worker {row.worker} {row.direction}: {count.dropped}"
+            checks.append(Check(name, run.name, run.repeat, not bad, detail))
+    return checks
+
+
+def _totals(run: TransportRun) -> Check:
+    """Sent = seen at the link; seen - dropped = delivered + duplicate + late + dropped by the socket."""
+    open_ = [problem for flow in _flows(run) for problem in _flow_totals(run, flow)]
+    rows = sum(1 for row in run.rows if row.packets_sent is not None)
+    how = "by round" if run.by_round else "for the run"
+    detail = f"{rows} flows, totals close {how}" if not open_ else f"{len(open_)} do not close; first: {open_[0]}"
+    return Check("totals", run.name, run.repeat, not open_, detail)
+
+
+def _flows(run: TransportRun) -> list[tuple[int, str]]:
+    return sorted({(row.worker, row.direction) for row in run.rows if row.packets_sent is not None})
+
+
+def _flow_totals(run: TransportRun, flow: tuple[int, str]) -> Iterator[str]:
+    worker, direction = flow
+    rows = [r for r in run.rows if (r.worker, r.direction) == flow and r.chunks is not None]
+    counts = [c for c in run.counts if (c.worker, c.direction) == flow]
+    if not rows or not counts or any(row.outcome != "ok" for row in rows):
+        return  # TCP has no packets of ours to count; an aborted round ends without its tail being read
+    by_round = {c.round: c for c in counts if c.round is not None}
+    # A socket's drops have no header: with any of them only the sum over the run can close.
+    whole = not run.by_round or len(by_round) < len(rows) or any(row.dropped_socket for row in rows)
+    groups = [rows] if whole else [[row] for row in rows]
+    last_round = rows[-1].round
+    for group in groups:
+        matched = counts if whole else [by_round[group[0].round]]
+        seen, dropped = sum(c.seen for c in matched), sum(c.dropped for c in matched)
+        sent = sum(row.packets_sent or 0 for row in group)
+        got = sum(
+            (row.delivered or 0) + (row.duplicate or 0) + (row.late or 0) + (row.dropped_socket or 0) for row in group
+        )
+        where = f"worker {worker} {direction}, " + ("the run" if whole else f"round {group[0].round}")
+        in_flight = group[-1].round == last_round  # nobody reads behind the last round
+        if sent != seen:
+            yield f"{where}: sent {sent}, the link saw {seen}"
+        elif got > seen - dropped or (got < seen - dropped and not in_flight):
+            yield f"{where}: {seen} seen - {dropped} dropped by the link, {got} accounted for at the receiver"
+
+
+def _completion(run: TransportRun) -> Check:
+    """A round ends with at most the tolerated share missing, or its outcome says why not."""
+    bad = [
+        row
+        for row in run.rows
+        if row.outcome == "ok"
+        and row.chunks is not None
+        and row.delivered is not None
+        and row.tolerance is not None
+        and row.delivered < oracle.need(row.chunks, row.tolerance)
+    ]
+    others = sum(1 for row in run.rows if row.outcome != "ok")
+    detail = f"{len(run.rows)} flows, {others} with another outcome than ok"
+    if bad:
+        row = bad[0]
+        detail = (
+            f"round {row.round}, worker {row.worker} {row.direction}: {row.delivered} of {row.chunks} chunks "
+            f"at tolerance {row.tolerance}"
+        )
+    return Check("rounds complete", run.name, run.repeat, not bad, detail)
+
+
+def _replicas(run: TransportRun) -> Check:
+    bad = sorted({row.epoch for row in run.epochs if row.replica_divergence != 0})
+    epochs = len({row.epoch for row in run.epochs})
+    detail = f"bit-identical after all {epochs} epochs" if not bad else f"not identical after epochs {bad}"
+    return Check("replicas", run.name, run.repeat, not bad, detail)
+
+
+def _mask_exact(run: TransportRun, data: RunData) -> Check:
+    """Passes and packets up to the completing chunk are what the loss mask says, to the packet."""
+    problems, compared = [], 0
+    for row, _ in passes_comparable(run, data):
+        loss, _burst = data.plan.requested(row.iteration, row.worker, row.direction)
+        if run.order is None or run.mask_seed is None or loss is None or not row.chunks or not row.delivered:
+            continue
+        if row.packets_at_need is None:
+            continue
+        order = run.order(row.round, row.worker, row.direction, row.chunks)
+        drop = oracle.mask_drop(run.mask_seed, row.direction, row.worker, row.round, loss)
+        want = oracle.predict(order, row.delivered, row.chunks, drop)
+        compared += 1
+        if (want.passes, want.packets_at_need) != (row.passes, row.packets_at_need):
+            problems.append(
+                f"round {row.round}, worker {row.worker} {row.direction}: {row.passes} passes and "
+                f"{row.packets_at_need} packets, the mask says {want.passes} and {want.packets_at_need}"
+            )
+    detail = problems[0] if problems else f"{compared} burst rounds equal the mask's prediction to the packet"
+    return Check("mask", run.name, run.repeat, not problems, detail)

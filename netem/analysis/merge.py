@@ -1,0 +1,198 @@
+"""Joins what sender, receiver and links reported about each round into one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from netem.analysis import oracle
+from netem.analysis.records import EpochRow, Event, LinkCount, RoundRow, counts_by_flow
+
+FlowKey = tuple[int, int, str]
+"""(round, worker, direction)"""
+
+
+class BurstLike(Protocol):
+    """The part of `netem.spec`'s burst that is needed here. `workers`: "all", or host names or ranks."""
+
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def direction(self) -> str: ...
+    @property
+    def workers(self) -> Any: ...
+    @property
+    def for_s(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class LossPlan:
+    """Which loss was asked for, round by round.
+
+    `ranks` maps the workers' host names to ranks; `base_loss` is the steady loss of a flow's path, by
+    (worker, direction), where there is any.
+    """
+
+    bursts: tuple[BurstLike, ...]
+    ranks: Mapping[str, int]
+    base_loss: Mapping[tuple[int, str], float]
+
+    def covers(self, burst: BurstLike, iteration: int, worker: int, direction: str) -> bool:
+        if burst.iteration != iteration or burst.direction not in (direction, "both"):
+            return False
+        if isinstance(burst.workers, str):
+            return burst.workers == "all" or self.ranks.get(burst.workers) == worker
+        return any(item == worker or self.ranks.get(str(item)) == worker for item in burst.workers)
+
+    def requested(self, iteration: int, worker: int, direction: str) -> tuple[float | None, bool]:
+        """(loss ratio, whether a burst covers this round). The ratio is None where it holds for a part of
+        it only.
+
+        Of two bursts the higher loss holds: both compare the same hash with their threshold.
+        """
+        base = self.base_loss.get((worker, direction), 0.0)
+        covering = [b for b in self.bursts if self.covers(b, iteration, worker, direction)]
+        if any(burst.for_s is not None for burst in covering):
+            return None, True
+        highest = max((burst.loss for burst in covering), default=0.0)
+        return 1.0 - (1.0 - base) * (1.0 - highest), bool(covering)
+
+
+def merge_rounds(
+    events: Iterable[Event], counts: Sequence[LinkCount], plan: LossPlan, *, transport: str, repeat: int = 0
+) -> list[RoundRow]:
+    """One row a (round, worker, direction) that any side reported, sorted in this order: round, direction
+    up first, worker.
+
+    A side that reported nothing leaves its columns None; with no receiver's report the outcome is the
+    sender's or lost_worker.
+    """
+    sent: dict[FlowKey, Event] = {}
+    received: dict[FlowKey, Event] = {}
+    late: dict[FlowKey, int] = {}
+    phases: dict[int, Event] = {}
+    for event in events:
+        kind = event.get("event")
+        if kind == "phase":
+            phases[event["round"]] = event
+        if kind not in ("sent", "received", "late"):
+            continue
+        key = (event["round"], event["worker"], event["direction"])
+        if kind == "late":
+            late[key] = late.get(key, 0) + event["count"]
+        else:
+            (sent if kind == "sent" else received)[key] = event
+    by_flow = counts_by_flow(counts)
+    ordered = sorted(sent.keys() | received.keys(), key=lambda k: (k[0], k[2] != "up", k[1]))
+    return [
+        _row(
+            transport,
+            repeat,
+            key,
+            sent.get(key, {}),
+            received.get(key, {}),
+            (by_flow.get(key), late.get(key, 0), phases.get(key[0], {})),
+            plan,
+        )
+        for key in ordered
+    ]
+
+
+def _row(
+    transport: str,
+    repeat: int,
+    key: FlowKey,
+    sent: Event,
+    received: Event,
+    beside: tuple[LinkCount | None, int, Event],
+    plan: LossPlan,
+) -> RoundRow:
+    round_, worker, direction = key
+    both = {**received, **sent}
+    count, late, phase = beside
+    loss, burst = plan.requested(both["iteration"], worker, direction)
+    passes, packets = _oracle(received.get("chunks"), received.get("need"), loss)
+    got = received.get("delivered")
+    return RoundRow(
+        transport=transport,
+        repeat=repeat,
+        round=round_,
+        iteration=both["iteration"],
+        bucket=both.get("bucket", 0),
+        epoch=both.get("epoch", 0),
+        worker=worker,
+        direction=direction,
+        phase=str(received.get("phase") or phase.get("phase") or ""),
+        tolerance=received.get("tolerance", phase.get("tolerance")),
+        chunks=received.get("chunks"),
+        delivered=got,
+        passes=received.get("passes"),
+        packets_sent=sent.get("packets"),
+        packets_at_need=sent.get("packets_at_need"),
+        bytes_sent=sent.get("bytes"),
+        latency_s=sent.get("latency_s"),
+        wait_s=sent.get("wait_s"),
+        goodput_bps=_goodput(sent, got),
+        outcome=_outcome(sent, received),
+        burst=int(burst),
+        dropped_link=None if count is None else count.dropped,
+        dropped_socket=received.get("dropped_socket"),
+        late=late if received else None,
+        duplicate=received.get("duplicate"),
+        oracle_passes=passes,
+        oracle_packets=packets,
+    )
+
+
+def _outcome(sent: Event, received: Event) -> str:
+    """The worse of what the two sides saw."""
+    seen = [str(side["outcome"]) for side in (sent, received) if side.get("outcome")]
+    bad = [outcome for outcome in seen if outcome != "ok"]
+    return bad[0] if bad else ("ok" if len(seen) == 2 else "lost_worker")
+
+
+def _goodput(sent: Event, delivered: int | None) -> float | None:
+    """Delivered bytes, at the mean size of a packet sent, over the latency; the whole volume where nothing
+    is counted.
+    """
+    size, packets, latency_s = sent.get("bytes"), sent.get("packets"), sent.get("latency_s")
+    if not size or not latency_s:
+        return None
+    share = delivered / packets if packets and delivered is not None else 1.0
+    return float(8 * size * min(1.0, share) / latency_s)
+
+
+def _oracle(chunks: int | None, needed: int | None, loss: float | None) -> tuple[float | None, float | None]:
+    if not chunks or needed is None or loss is None or loss >= 1.0:
+        return None, None
+    passes = oracle.passes(chunks, needed, loss)
+    return (passes.mean if passes else None), oracle.Packets(needed, loss).mean
+
+
+def merge_epochs(events: Iterable[Event], *, transport: str, repeat: int = 0) -> list[EpochRow]:
+    """One row an (epoch, worker); the divergence of the replicas is that of the epoch."""
+    epochs: dict[tuple[int, int], Event] = {}
+    divergence: dict[int, float | None] = {}
+    for event in events:
+        if event.get("event") == "epoch":
+            epochs[event["epoch"], event["worker"]] = event
+        elif event.get("event") == "replicas":
+            known = event.get("divergence")
+            divergence[event["epoch"]] = 0.0 if event.get("identical") else known
+    return [
+        EpochRow(
+            transport=transport,
+            repeat=repeat,
+            epoch=epoch,
+            worker=worker,
+            train_loss=event.get("train_loss"),
+            metric=event.get("metric", ""),
+            value=event.get("value"),
+            wall_s=event.get("wall_s"),
+            replica_divergence=divergence.get(epoch),
+        )
+        for (epoch, worker), event in sorted(epochs.items())
+    ]

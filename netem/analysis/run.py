@@ -1,0 +1,79 @@
+"""What a finished run hands to the analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from netem.analysis.merge import LossPlan
+from netem.analysis.oracle import IntArray
+from netem.analysis.records import EpochRow, LinkCount, RoundRow
+
+OrderFn = Callable[[int, int, str, int], IntArray]
+"""(round, worker, direction, chunks) -> order in which the chunks of that round are sent first."""
+
+
+@dataclass(frozen=True)
+class TransportRun:
+    """One transport, one repeat.
+
+    Args:
+        kind: dblp, mlt or tcp.
+        counts: of its own data packets, empty where nothing was counted.
+        total_s: from the first worker's first round to the last worker's end, without set-up and gates.
+        by_round: the links' counts belong to rounds by packet header (bpf), so totals close round by round.
+        reliable_broadcast: replicas have to be bit-identical after every epoch.
+        stop_and_wait: every pass waits for its bitmap; then passes and packets follow the oracle exactly.
+        mask_seed: seed of the repeatable mask; None where losses are not repeatable (`mask: none`).
+        order: the send order, where the exact course of a round is to be checked.
+        facts: anything else that summary.json should carry for this transport (detector, phases, ...).
+    """
+
+    name: str
+    kind: str
+    repeat: int
+    rows: tuple[RoundRow, ...]
+    epochs: tuple[EpochRow, ...]
+    counts: tuple[LinkCount, ...]
+    total_s: float | None
+    by_round: bool = True
+    reliable_broadcast: bool = True
+    stop_and_wait: bool = False
+    mask_seed: int | None = None
+    order: OrderFn | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CaptureCount:
+    """Packets of one capture; `missed_by_kernel` is the kernel's own count of what the capture did not get."""
+
+    name: str
+    transport: str
+    received: int | None
+    missed_by_kernel: int | None
+    tool: str
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything summary.json and the table are made of."""
+
+    scenario: str
+    seed: int
+    backend: str
+    loss_engine: str
+    plan: LossPlan
+    runs: tuple[TransportRun, ...]
+    captures: tuple[CaptureCount, ...] = ()
+    expect: tuple[str, ...] = ()
+
+    @property
+    def transports(self) -> list[str]:
+        """Names in the order in which they ran."""
+        return list(dict.fromkeys(run.name for run in self.runs))
+
+    def rows(self, transport: str) -> list[RoundRow]:
+        """Of all repeats."""
+        return [row for run in self.runs if run.name == transport for row in run.rows]
