@@ -181,7 +181,10 @@ class Training:
             state = self._learner.state()
             row = EpochRow(loss, "accuracy", self._learner.evaluate(), wall_s, array_digest(state))
             reducer.report_epoch(epoch, row, state)
-            log(f"rank {self._rank} epoch {epoch}: loss {loss:.4f}, accuracy {row.value:.1%}, {wall_s:.2f} s")
+            log(
+                f"rank {self._rank} epoch {epoch}: loss {loss:.4f}, accuracy {row.value:.1%}, {wall_s:.2f} s, "
+                f"replica {row.digest[:12]}"
+            )
 
     def _epoch(self, epoch: int, reducer: Reducer) -> float:
         """One epoch of steps. Returns the mean loss of this worker's samples."""
@@ -241,7 +244,10 @@ class Replay:
             wall_s = self._clock() - began
             row = EpochRow(None, "none", None, wall_s, array_digest(self._flat))
             reducer.report_epoch(epoch, row, self._flat)
-            log(f"rank {self._rank} epoch {epoch}: {iteration + 1} of {total} iterations, {wall_s:.2f} s")
+            log(
+                f"rank {self._rank} epoch {epoch}: {iteration + 1} of {total} iterations, {wall_s:.2f} s, "
+                f"replica {row.digest[:12]}"
+            )
 
     def _fill(self, iteration: int) -> None:
         if self._options.compute_s:
