@@ -26,6 +26,7 @@ from netem.spec.scenario import (
     iterations_per_epoch,
     iterations_total,
 )
+from netem.spec.schema import schema
 from netem.spec.source import Source, SpecError
 from netem.spec.timeline import Step, gates, timeline
 from netem.spec.topology import HostSpec, Link, LinkShape, Topology, star
@@ -58,6 +59,7 @@ __all__ = [
     "load_topology",
     "load_topology_text",
     "resolved_yaml",
+    "schema",
     "star",
     "timeline",
 ]

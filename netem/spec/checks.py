@@ -24,11 +24,14 @@ def check_topology(topology: Topology, source: Source, at: Path_ = ()) -> None:
     if not servers:
         raise source.error((*at, "hosts"), "no host has the role server; exactly one is needed")
     if len(servers) > 1:
-        raise source.error((*at, "hosts", servers[1]), f"more than one server: {', '.join(servers)}; exactly one is needed")
+        message = f"more than one server: {', '.join(servers)}; exactly one is needed"
+        raise source.error((*at, "hosts", servers[1]), message)
     if not 1 <= len(topology.workers) <= MAX_WORKERS:
-        raise source.error((*at, "hosts"), f"{len(topology.workers)} workers are out of range; allowed: 1 to {MAX_WORKERS}")
+        message = f"{len(topology.workers)} workers are out of range; allowed: 1 to {MAX_WORKERS}"
+        raise source.error((*at, "hosts"), message)
     if len(topology.switches) != 1:
-        raise source.error((*at, "switches"), f"{len(topology.switches)} switches; a topology is a star around exactly one")
+        message = f"{len(topology.switches)} switches; a topology is a star around exactly one"
+        raise source.error((*at, "switches"), message)
     linked = {link.host for link in topology.links}
     for host in topology.hosts:
         if host not in linked:
@@ -38,7 +41,8 @@ def check_topology(topology: Topology, source: Source, at: Path_ = ()) -> None:
             shape = getattr(link, direction)
             if shape.jitter_s and shape.rate_bps is None and link.reorder == "refuse":
                 where = (*at, "links", index, direction, "jitter")
-                raise source.error(where, "jitter without a rate reorders packets; give a rate, or write reorder: allow")
+                message = "jitter without a rate reorders packets; give a rate, or write reorder: allow"
+                raise source.error(where, message)
 
 
 def _check_names(topology: Topology, source: Source, at: Path_) -> None:
@@ -48,7 +52,8 @@ def _check_names(topology: Topology, source: Source, at: Path_) -> None:
             raise source.error((*at, "hosts", host), message)
     for index, switch in enumerate(topology.switches):
         if not _HOST.fullmatch(switch):
-            raise source.error((*at, "switches", index), f"{switch!r} is not a valid name: letters, digits, - and _, at most 32")
+            message = f"{switch!r} is not a valid name: letters, digits, - and _, at most 32"
+            raise source.error((*at, "switches", index), message)
         if switch in topology.hosts:
             raise source.error((*at, "switches", index), f"{switch!r} is the name of a host too")
 
@@ -97,7 +102,8 @@ def _check_transport(transport: TransportSpec, spec: Scenario, source: Source, a
     for key in ("low", "high", "fixed", "detector"):
         given = getattr(transport, key) is not None
         if given and key not in wanted:
-            message = f"does not belong to a transport of kind {transport.kind} (allowed: {', '.join(wanted) or 'none'})"
+            allowed = ", ".join(wanted) or "none"
+            message = f"does not belong to a transport of kind {transport.kind} (allowed: {allowed})"
             raise source.error((*at, key), message)
         if not given and key in wanted:
             raise source.error((*at, key), f"is required for a transport of kind {transport.kind}")

@@ -144,9 +144,8 @@ def _ends(link: Node, switches: list[str]) -> tuple[Node, str] | None:
     if first.value in switches:
         return second, first.value
     listed = ", ".join(switches) or "none"
-    raise between.error(
-        f"a link joins a host and a switch; neither {first.value!r} nor {second.value!r} is a switch (switches: {listed})"
-    )
+    neither = f"neither {first.value!r} nor {second.value!r} is a switch (switches: {listed})"
+    raise between.error(f"a link joins a host and a switch; {neither}")
 
 
 def matching(pattern: Node, hosts: Iterable[str], what: Literal["host", "worker"]) -> list[str]:

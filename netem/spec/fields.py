@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -70,38 +71,48 @@ class Spec(BaseModel):
         return data
 
 
-def _quantity(parse: Callable[[object], Any], text: Callable[[Any], str], example: str, pattern: str) -> tuple[Any, ...]:
+def _quantity(
+    parse: Callable[[object], Any], text: Callable[[Any], str], low: float, high: float, example: str, pattern: str
+) -> tuple[Any, ...]:
+    """Metadata of a field that is a number in Python (low..high) and text with a unit in a file."""
+
     def read(value: object, info: ValidationInfo) -> object:
         if value is None or (isinstance(value, int | float) and not from_file(info)):
             return value
-        return parse(value)
+        number = parse(value)
+        if not low <= number <= high:
+            raise units.UnitError(f"{value} is out of range; allowed: {text(low)} to {text(high)}")
+        return number
 
     def write(value: Any, info: SerializationInfo) -> Any:
         return text(value) if info.context and info.context.get("with_units") else value
 
     return (
+        Field(ge=low, le=high),  # before the reader in the list: checked after it
         BeforeValidator(read),
         PlainSerializer(write),
-        WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example]}),
+        WithJsonSchema(
+            {"type": "string", "pattern": rf"^\s*(\d+\.?\d*|\.\d+)\s*({pattern})\s*$", "examples": [example]}
+        ),
     )
 
 
-_NUMBER = r"^\s*(\d+\.?\d*|\.\d+)\s*"
-_ratio = _quantity(units.parse_ratio, units.format_ratio, "90%", _NUMBER + r"%\s*$")
-_time = _quantity(units.parse_time_s, units.format_time, "10 ms", _NUMBER + r"(ns|us|µs|μs|ms|s|min|h)\s*$")
-_rate = _quantity(units.parse_rate_bps, units.format_rate, "1 Gbit", _NUMBER + r"[kMGT]?bit(/s)?\s*$")
-_size = _quantity(units.parse_size_bytes, units.format_size, "64 KiB", _NUMBER + r"([kMG]|[KMG]i)?B\s*$")
+_RATIO = partial(_quantity, units.parse_ratio, units.format_ratio, pattern="%")
+_TIME = partial(_quantity, units.parse_time_s, units.format_time, pattern="ns|us|µs|μs|ms|s|min|h")
+_RATE = partial(_quantity, units.parse_rate_bps, units.format_rate, pattern="[kMGT]?bit(/s)?")
+_SIZE = partial(_quantity, units.parse_size_bytes, units.format_size, pattern="([kMG]|[KMG]i)?B")
 
-# In each, the range stands before the reader: pydantic then checks it after reading.
-Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), *_ratio]
+Ratio = Annotated[float, *_RATIO(low=0, high=1, example="90%")]
 """0..1; `90%` in a file."""
-Time = Annotated[float, Field(ge=0, allow_inf_nan=False), *_time]
+Time = Annotated[float, *_TIME(low=0, high=86_400, example="10 ms")]
 """Seconds, 0 or more; `10 ms` in a file."""
-PositiveTime = Annotated[float, Field(gt=0, allow_inf_nan=False), *_time]
-Rate = Annotated[int, Field(gt=0, le=10**13), *_rate]
+PositiveTime = Annotated[float, *_TIME(low=1e-9, high=86_400, example="30 s")]
+Delay = Annotated[float, *_TIME(low=0, high=60, example="10 ms")]
+"""Seconds; a link that delays by more than a minute is a mistake, and sch_netem overflows at 71 minutes."""
+Rate = Annotated[int, *_RATE(low=1, high=10**13, example="1 Gbit")]
 """Bits per second, up to 10 Tbit; `1 Gbit` in a file."""
-Size = Annotated[int, Field(ge=1, le=2**32 - 1), *_size]
-"""Bytes; `64 KiB` in a file."""
+Snap = Annotated[int, *_SIZE(low=40, high=65_535, example="96 B")]
+"""Bytes, at least the headers up to UDP and a chunk's own."""
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -147,7 +158,8 @@ def _sentence(kind: str, context: dict[str, Any], value: object, fallback: str) 
     if kind == "string_pattern_mismatch":
         return f"{shown(value)} is not a valid name; it must match {context['pattern']}"
     if kind in ("too_short", "too_long"):
-        return f"expected {context.get('min_length', context.get('max_length'))} entries, got {context['actual_length']}"
+        wanted = context.get("min_length", context.get("max_length"))
+        return f"expected {wanted} entries, got {context['actual_length']}"
     return fallback
 
 

@@ -58,7 +58,9 @@ def _assign(node: Node, path: Path_, value: Node, done: Path_) -> Node:
         raise _error(value, done, f"{dotted(done)} is {node.value!r} and has no key {key!r}")
     key = str(key)
     if not rest:
-        return node.with_items(**{key: None if value.value is None else value})
+        # A null for a key that is not here stays: it may remove the key of a base, and is an error otherwise.
+        removes = value.value is None and node.child(key) is not None
+        return node.with_items(**{key: None if removes else value})
     below = node.child(key) or Node({}, value.mark)
     return node.with_items(**{key: _assign(below, rest, value, (*done, key))})
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo, ValidationInfo, WithJsonSchema
 
-from netem.spec.fields import Name, PositiveTime, Ratio, Size, Spec, Time, did_you_mean, from_file, refuse, shown
+from netem.spec.fields import Name, PositiveTime, Ratio, Snap, Spec, Time, did_you_mean, from_file, refuse, shown
 from netem.spec.topology import Topology
 
 Positive = Annotated[int, Field(ge=1)]
@@ -39,7 +40,7 @@ class Replay(Spec):
     iterations: Annotated[int, Field(ge=1, le=2**31)]
     iterations_per_epoch: Positive | None = None
     """None: all iterations are one epoch."""
-    compute_s: Time = Field(0.0, alias="compute")
+    compute_s: Annotated[Time, Field(alias="compute")] = 0.0
     """Pause before every exchange, in seconds, in place of the backward pass."""
 
 
@@ -85,13 +86,15 @@ def _read_detector(value: Any, info: ValidationInfo) -> Any:
         raise refuse(f"expected one detector: a name or {{name: {{options}}}}; allowed: {', '.join(DETECTORS)}")
     ((kind, options),) = value.items()
     if kind not in DETECTORS:
-        raise refuse(f"unknown detector {kind!r}{did_you_mean(kind, DETECTORS)} (allowed: {', '.join(DETECTORS)})", kind)
+        guess = did_you_mean(str(kind), DETECTORS)
+        raise refuse(f"unknown detector {kind!r}{guess} (allowed: {', '.join(DETECTORS)})", kind)
     known = _DETECTOR_OPTIONS[kind]
     if not isinstance(options, dict):
         raise refuse(f"expected a mapping of options ({', '.join(known) or 'none'}), got {shown(options)}", kind)
     for key in options:
         if key not in known:
-            raise refuse(f"unknown key {key!r}{did_you_mean(key, known)} (allowed: {', '.join(known) or 'none'})", kind, key)
+            allowed = f"(allowed: {', '.join(known) or 'none'})"
+            raise refuse(f"unknown key {key!r}{did_you_mean(str(key), known)} {allowed}", kind, key)
     given = {**known, **options}
     if kind == "schedule":
         if given["critical"] is None:
@@ -113,7 +116,7 @@ def read_ranges(value: Any, *path: str) -> tuple[tuple[int, int], ...]:
     """`0..14`, `7`, or a list of these -> inclusive (first, last) pairs, in order and without overlap."""
     entries = value if isinstance(value, list | tuple) else (value,)
     ranges = sorted(_read_range(entry, path) for entry in entries)
-    for before, after in zip(ranges, ranges[1:], strict=False):
+    for before, after in pairwise(ranges):
         if after[0] <= before[1]:
             raise refuse(f"the ranges {_range(before)} and {_range(after)} overlap", *path)
     return tuple(ranges)
@@ -190,7 +193,7 @@ class Burst(Spec):
     """`data`: the data packets of the transport under test; `all`: control and everything else too."""
     workers: tuple[str, ...] | Literal["all"] = "all"
     """Host names; after loading always a tuple."""
-    for_s: PositiveTime | None = Field(None, alias="for")
+    for_s: Annotated[PositiveTime | None, Field(alias="for")] = None
     """Length from the start of the round, in seconds; None: the whole round."""
 
 
@@ -199,7 +202,7 @@ class Capture(Spec):
 
     at: tuple[str, ...] = ()
     """Host names; none: no capture."""
-    snap_bytes: Annotated[Size, Field(ge=40, le=65535)] = Field(96, alias="snap")
+    snap_bytes: Annotated[Snap, Field(alias="snap")] = 96
     """Bytes kept of each packet."""
     rounds: Literal["all", "bursts", "none"] = "all"
     both: bool = False
@@ -223,12 +226,9 @@ class LinkSettings(Spec):
 class Deadlines(Spec):
     """Limits of waiting, in seconds."""
 
-    connect_s: PositiveTime = Field(60.0, alias="connect")
-    round_s: PositiveTime = Field(30.0, alias="round")
+    connect_s: Annotated[PositiveTime, Field(alias="connect")] = 60.0
+    round_s: Annotated[PositiveTime, Field(alias="round")] = 30.0
     """A round that takes longer is given up and recorded as censored."""
-
-
-ProfileValue = str | int | float | bool | tuple[str, ...]
 
 
 class Scenario(Spec):
@@ -241,7 +241,7 @@ class Scenario(Spec):
     topology: Topology
     workload: Workload
     profile: str | dict[str, Any] = "recommended"
-    """A name, or options on top of a `base`. The options belong to the transport and are checked by its configuration."""
+    """A name, or options on top of a `base`; the transport's configuration says which options there are."""
     transports: dict[str, TransportSpec]
     """Run one after another, in this order."""
     bursts: tuple[Burst, ...] = ()

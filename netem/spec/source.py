@@ -27,7 +27,10 @@ _TEXT_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "timestamp")}
 
 
 class SpecError(Exception):
-    """A scenario or topology that is not valid (exit status 2). `line` is 1-based, or None for a whole file or --set."""
+    """A scenario or topology that is not valid (exit status 2).
+
+    `line` is 1-based, or None where the whole file or a `--set` is meant; `key` is a dotted path, or empty.
+    """
 
     exit_status = 2
 

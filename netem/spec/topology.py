@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
-from netem.spec.fields import Name, Ratio, Rate, Size, Spec, Time, from_file, refuse
+from netem.spec.fields import Delay, Name, Rate, Ratio, Spec, from_file, refuse
 from netem.spec.units import SIZE, UnitError, format_size, parse_size_bytes
 
 MAX_WORKERS = 64
@@ -59,11 +59,11 @@ QueueField = Annotated[
 class LinkShape(Spec):
     """What one direction of a link does to every packet, all the time (bursts come on top)."""
 
-    delay_s: Annotated[Time, Field(le=60)] = Field(0.0, alias="delay")
+    delay_s: Annotated[Delay, Field(alias="delay")] = 0.0
     """One way, in seconds."""
-    jitter_s: Annotated[Time, Field(le=60)] = Field(0.0, alias="jitter")
+    jitter_s: Annotated[Delay, Field(alias="jitter")] = 0.0
     """Spread of the delay, in seconds. Without a rate it reorders packets: see Link.reorder."""
-    rate_bps: Rate | None = Field(None, alias="rate")
+    rate_bps: Annotated[Rate | None, Field(alias="rate")] = None
     """Bits per second; None: as fast as the machine."""
     loss: Ratio = 0.0
     """Share of packets dropped, 0..1."""

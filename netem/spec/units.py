@@ -62,7 +62,18 @@ def _units(units: Mapping[str, str]) -> Mapping[str, Decimal]:
 TIME = Quantity(
     "a time",
     # Both signs that look like a micro: U+00B5 (keyboards) and U+03BC (Greek letter).
-    _units({"ns": "1e-9", "us": "1e-6", "\u00b5s": "1e-6", "\u03bcs": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"}),
+    _units(
+        {
+            "ns": "1e-9",
+            "us": "1e-6",
+            "\u00b5s": "1e-6",
+            "\u03bcs": "1e-6",
+            "ms": "1e-3",
+            "s": "1",
+            "min": "60",
+            "h": "3600",
+        }
+    ),
     "10 ms",
 )
 RATE = Quantity(
