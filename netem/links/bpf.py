@@ -47,7 +47,6 @@ _PRIORITY, _HANDLE, _DIRECT_ACTION, _ETH_P_ALL = 1, 1, 1, 0x0003
 _NAME = "dblp_loss"
 _NO_DELAY = "eBPF cannot hold packets back; use link backend netem on a kernel with sch_netem, or `dblp-netem vm`"
 _QUEUE_BYTES = 1 << 20
-_MTU = 9000  # for the size of the bucket: no frame may be longer than it
 _KINDS: tuple[Kind, Kind] = ("data", "other")
 _COUNTER = np.dtype(
     [("source", ">u4"), ("index", "u4"), ("kind", "u4"), ("seen", "u8"), ("dropped", "u8"), ("bytes", "u8")]
@@ -251,10 +250,12 @@ class BpfPort:
         netns: str | None,
         ifname: str,
         *,
+        mtu: int = 1500,
         receiver: tuple[str | None, str] | None = None,
         counter_entries: int | None = None,
     ) -> None:
         self.name = name
+        self._mtu = mtu
         self._port = (netns, ifname)
         self._receiver = receiver
         self._entries = counter_entries
@@ -305,7 +306,7 @@ class BpfPort:
         return (*self._receiver, "ingress")
 
     def _install_rate(self, shape: Shape) -> None:
-        wanted = _rate_tree(shape)
+        wanted = rate_tree(shape, self._mtu)
         if not wanted and not self._tree:
             return
         netns, ifname = self._port
@@ -324,12 +325,12 @@ class BpfPort:
         return qdisc.stats(found[self._tree[0].handle]).dropped
 
 
-def _rate_tree(shape: Shape) -> qdisc.Tree:
+def rate_tree(shape: Shape, mtu: int) -> qdisc.Tree:
     """tbf as root; a queue of `queue_bytes`, else of `limit_packets` full frames, else 1 MiB."""
     if shape.rate_bps is None:
         return ()
-    queue = shape.queue_bytes or (shape.limit_packets or 0) * (_MTU + 14) or _QUEUE_BYTES
-    burst = qdisc.burst_bytes(shape.rate_bps, _MTU)
+    queue = shape.queue_bytes or (shape.limit_packets or 0) * (mtu + 14) or _QUEUE_BYTES
+    burst = qdisc.burst_bytes(shape.rate_bps, mtu)
     try:
         return (qdisc.Tbf(qdisc.handle(1), qdisc.ROOT, shape.rate_bps, burst, queue),)
     except ValueError as error:

@@ -1,0 +1,105 @@
+"""Which backend makes the links, and which one the loss: a pure function of what is asked for and what works here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from netem.links.base import UnsupportedFeature
+
+Backend = Literal["netem", "bpf", "fake"]
+Requested = Literal["auto", "netem", "bpf", "fake"]
+LossEngine = Literal["auto", "netem", "bpf"]
+
+
+class Probe(Protocol):
+    """What a try of the real thing gave; `detail` says why it failed."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    @property
+    def detail(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """`name` makes delay and rate, `loss_engine` decides about loss; `reason` is for the user."""
+
+    name: Backend
+    loss_engine: Backend
+    reason: str
+
+
+def choose(
+    requested: Requested, loss_engine: LossEngine, needs_delay: bool, probes: Mapping[str, Probe]
+) -> BackendChoice:
+    """The backend to use. `probes` has the keys "netem" and "bpf" (a missing one counts as not working).
+
+    netem is the first choice; bpf where the kernel has no sch_netem. The loss comes from the backend itself unless
+    `loss_engine: bpf` asks for the repeatable mask on a netem link. Raises UnsupportedFeature.
+    """
+    if requested == "fake":
+        return BackendChoice("fake", "fake", "fake: asked for; in memory, no packets")
+    if requested == "bpf" or (requested == "auto" and not needs_delay and not _works("netem", probes)):
+        return _bpf(requested, loss_engine, needs_delay, probes)
+    return _netem(requested, loss_engine, needs_delay, probes)
+
+
+def _bpf(
+    requested: Requested, loss_engine: LossEngine, needs_delay: bool, probes: Mapping[str, Probe]
+) -> BackendChoice:
+    if needs_delay:
+        raise UnsupportedFeature("delay", _with_delay(probes), "link backend bpf cannot hold packets back")
+    if loss_engine == "netem":
+        _demand("netem", probes, "loss engine netem", alternatives=("bpf",))
+        raise UnsupportedFeature("loss engine netem", ("netem",), "link backend bpf makes the loss itself")
+    if requested == "auto" and not _works("bpf", probes):
+        why = f"netem: {_detail('netem', probes)}; bpf: {_detail('bpf', probes)}"
+        raise UnsupportedFeature("a link backend", ("vm",), why)
+    _demand("bpf", probes, "link backend bpf", alternatives=("netem",))
+    if requested == "bpf":
+        return BackendChoice("bpf", "bpf", "bpf: asked for")
+    return BackendChoice("bpf", "bpf", f"bpf: netem does not work here ({_detail('netem', probes)})")
+
+
+def _netem(
+    requested: Requested, loss_engine: LossEngine, needs_delay: bool, probes: Mapping[str, Probe]
+) -> BackendChoice:
+    if needs_delay:
+        _demand("netem", probes, "delay", alternatives=("vm",), needed="a kernel with sch_netem")
+    _demand("netem", probes, "link backend netem", alternatives=("bpf",))
+    why = "asked for" if requested == "netem" else "first choice, and it works here"
+    if loss_engine == "bpf":
+        _demand("bpf", probes, "loss engine bpf", alternatives=("netem",))
+        return BackendChoice("netem", "bpf", f"netem: {why}; repeatable loss by bpf: asked for")
+    return BackendChoice("netem", "netem", f"netem: {why}")
+
+
+def _demand(
+    backend: str, probes: Mapping[str, Probe], feature: str, alternatives: tuple[str, ...], needed: str = ""
+) -> None:
+    """UnsupportedFeature unless the backend works; of the alternatives only those that do are named, and `vm`."""
+    if _works(backend, probes):
+        return
+    have = [other for other in alternatives if other == "vm" or _works(other, probes)]
+    if "vm" not in have:
+        have.append("vm")
+    detail = _detail(backend, probes)
+    if needed:
+        have.insert(0, "netem")
+        detail = f"it needs {needed}; here: {detail}"
+    raise UnsupportedFeature(feature, have, detail)
+
+
+def _with_delay(probes: Mapping[str, Probe]) -> tuple[str, ...]:
+    return ("netem",) if _works("netem", probes) else ("netem on a kernel with sch_netem", "vm")
+
+
+def _works(backend: str, probes: Mapping[str, Probe]) -> bool:
+    return backend in probes and probes[backend].ok
+
+
+def _detail(backend: str, probes: Mapping[str, Probe]) -> str:
+    return probes[backend].detail if backend in probes else "not tried"

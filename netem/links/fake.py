@@ -1,0 +1,110 @@
+"""The `fake` backend: a port in memory with the semantics of `bpf`. Nothing is sent; a test offers packets.
+
+It records its shape and does not act on delay or rate: it has no clock. Random decisions come from a seeded source,
+repeatable ones are those of the mask.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from netem.links import mask
+from netem.links.base import Counter, Flow, Key, Kind, LinkError, LossRule, PortHealth, Shape
+
+
+class FakePort:
+    """A switch port in memory. `history` lists every full state of rules that `set_loss` was given."""
+
+    backend = "fake"
+
+    def __init__(self, name: str, *, seed: int = 0) -> None:
+        self.name = name
+        self.shape = Shape()
+        self.history: list[tuple[LossRule, ...]] = []
+        self.closed = False
+        self._random = random.Random(seed)
+        self._sources: tuple[str, ...] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._rules: dict[str, LossRule] = {}
+        self._label = 0
+        self._short = 0
+        self._counts: dict[tuple[str, int, Kind], list[int]] = {}
+
+    def install(self, shape: Shape, flow: Flow | None, key: Key | None, sources: Sequence[str]) -> None:
+        if key is not None and (flow is None or flow.proto != "udp"):
+            raise ValueError("a key needs a UDP flow: it names bytes of the UDP payload")
+        self._reset()
+        self.shape, self.flow, self.key, self._sources = shape, flow, key, tuple(sources)
+
+    def set_loss(self, rules: Sequence[LossRule]) -> None:
+        by_source = {rule.source: rule for rule in rules}
+        if len(by_source) != len(rules):
+            raise LinkError(f"loss at {self.name}: two rules for one sender")
+        unknown = by_source.keys() - set(self._installed())
+        if unknown:
+            raise LinkError(f"loss at {self.name}: no such sender {', '.join(sorted(unknown))}")
+        if self.flow is None and any(rule.match == "data" for rule in rules):
+            raise LinkError(f"loss at {self.name}: match data, but no data flow is installed")
+        self._rules = by_source
+        self.history.append(tuple(rules))
+
+    def set_label(self, index: int) -> None:
+        if not 0 <= index < 2**32:
+            raise ValueError(f"label {index}: expected 0..2**32-1")
+        self._installed()
+        self._label = index
+
+    def offer(self, source: str, payload: bytes, kind: Kind = "data") -> bool:
+        """Whether a packet with this UDP payload gets through. Bytes are counted without any header."""
+        if source not in self._installed():
+            return True
+        words = mask.key_words(payload, self.key.ranges) if self.key else None
+        index = self._label
+        if kind == "data" and self.key is not None:
+            if len(payload) < self.key.payload_bytes:
+                self._short += 1
+                kind = "other"
+            elif self.key.index is not None:
+                index = int.from_bytes(payload[slice(*self.key.index)], "big")
+        dropped = self._lost(source, kind, index, words) or self._chance(self.shape.loss_ratio)
+        counts = self._counts.setdefault((source, index, kind), [0, 0, 0])
+        counts[0] += 1
+        counts[1] += dropped
+        counts[2] += len(payload)
+        return not dropped
+
+    def _lost(self, source: str, kind: Kind, index: int, words: tuple[int, ...] | None) -> bool:
+        rule = self._rules.get(source)
+        if rule is None or (kind == "other" and rule.match == "data"):
+            return False
+        if kind == "other" or words is None:
+            return self._chance(rule.loss_ratio)
+        windowed = self.key is not None and self.key.index is not None and rule.match == "data"
+        if windowed and not rule.first <= index <= rule.last:
+            return False
+        return mask.drops_scalar(rule.state, words, mask.threshold(rule.loss_ratio))
+
+    def _chance(self, ratio: float) -> bool:
+        return self._random.getrandbits(32) < mask.threshold(ratio)
+
+    def counters(self) -> list[Counter]:
+        self._installed()
+        return [
+            Counter(source, index, seen, dropped, size, kind)
+            for (source, index, kind), (seen, dropped, size) in sorted(self._counts.items())
+        ]
+
+    def health(self) -> PortHealth:
+        self._installed()
+        return PortHealth(short=self._short)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _installed(self) -> tuple[str, ...]:
+        if self._sources is None or self.closed:
+            raise LinkError(f"port {self.name}: nothing is installed")
+        return self._sources
