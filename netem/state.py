@@ -52,7 +52,7 @@ class Record:
     created_utc: str
     namespaces: tuple[str, ...] = ()
     children: tuple[Process, ...] = ()
-    topology: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def abandoned(self) -> bool:

@@ -98,6 +98,21 @@ def _lay_cables(plan: Plan, netlinks: Mapping[str, IPRoute]) -> tuple[dict[tuple
     return ports, places
 
 
+def find_ports(plan: Plan) -> dict[str, PortPlace]:
+    """The port that faces each host of a lab that is already built."""
+    places: dict[str, PortPlace] = {}
+    for switch in plan.switches:
+        netlink = netns.open_netlink(switch.netns)
+        try:
+            for cable in plan.cables:
+                if cable.host is not None and cable.near.netns == switch.netns:
+                    index = veth.index_of(netlink, cable.near.ifname)
+                    places[cable.host] = PortPlace(switch.netns, cable.near.ifname, index)
+        finally:
+            netlink.close()
+    return places
+
+
 def _quiet_ports(space: str, ifnames: tuple[str, ...]) -> None:
     """TSO off at a switch's ports: the receiving host's GRO works only then (veth_set_features)."""
 

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from netem.kernel import netns
+from netem.kernel import netns, process
 from netem.kernel.errors import KernelError, LabError
+from netem.kernel.process import Child
 from netem.kernel.sockets import open_socket
+from netem.kernel.user import User
 from netem.lab import teardown
-from netem.lab.build import PortPlace, Settings, build_host, build_switches, read_settings
+from netem.lab.build import PortPlace, Settings, build_host, build_switches, find_ports, read_settings
 from netem.lab.plan import DEFAULT_NETWORK, Host, Plan, TopologyLike, make_plan
-from netem.state import DEFAULT_DIR, LabBusy, LabState, Record, boot_id, this_process
+from netem.state import (
+    DEFAULT_DIR,
+    LabBusy,
+    LabState,
+    Process,
+    Record,
+    StateError,
+    boot_id,
+    lab_ids,
+    read,
+    start_ticks,
+    this_process,
+)
 
 ID_TRIES = 50
+TERMINATE_TIMEOUT_S = 2.0
 
 
 class Lab:
@@ -31,7 +47,7 @@ class Lab:
         self._plan = plan
         self._settings = settings
         self._places: dict[str, PortPlace] = {}
-        self._stack = ExitStack()
+        self._children: list[Child] = []
         self.removed: teardown.Removed | None = None
         self.hosts: dict[str, Host] = {host.name: host for host in plan.hosts}
 
@@ -58,6 +74,30 @@ class Lab:
             lab.close()
             raise
         return lab
+
+    @classmethod
+    def attach(cls, name_or_id: str, *, state_dir: Path = DEFAULT_DIR) -> Lab:
+        """Take over a lab that `build` and `detach` left behind; leave it with `detach` again, or end it with `close`.
+
+        Errors: LabBusy (another command is working on it), StateError (no such lab).
+        """
+        state = LabState.open(state_dir, _find(name_or_id, state_dir))
+        try:
+            teardown.check_record(state.record)
+            plan = Plan.from_json(state.record.plan)
+            lab = cls(state, plan, Settings())
+            lab._places = find_ports(plan)
+        except BaseException:
+            state.release()
+            raise
+        return lab
+
+    def detach(self) -> None:
+        """Leave the lab standing after this command; `attach` finds it by name or id. Its children are ended."""
+        self._end_children()
+        self._state.set_owner(None)
+        self._state.release()
+        self.removed = teardown.Removed(self.id, self.name)
 
     def _construct(self) -> None:
         for name in self._plan.namespaces:
@@ -101,11 +141,48 @@ class Lab:
         """An unbound IPv4 socket inside a host, with at least these buffers (the system's maximum is not in force)."""
         return open_socket(self._host(host).netns, kind, rcvbuf_bytes, sndbuf_bytes)
 
+    def spawn(
+        self,
+        host: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path | None,
+        user: User | None = None,
+        cwd: Path | str = "/",
+    ) -> Child:
+        """Start a program inside a host, as whoever called sudo unless `user` says otherwise; see process.start."""
+        child = process.start(
+            argv,
+            netns=self._host(host).netns,
+            env=env,
+            user=user or User.caller(),
+            log=log,
+            cwd=cwd,
+            on_start=lambda pid: self._record_child(pid, f"{host}: {argv[0]}"),
+        )
+        self._children.append(child)
+        return child
+
+    def _record_child(self, pid: int, what: str) -> None:
+        ticks = start_ticks(pid)
+        if ticks is not None:
+            self._state.add_child(Process(pid, ticks, what))
+
+    def _end_children(self) -> None:
+        """SIGTERM to all at once, then SIGKILL to those that do not listen."""
+        for child in self._children:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + TERMINATE_TIMEOUT_S
+        for child in self._children:
+            child.terminate(max(0.0, deadline - time.monotonic()))
+        self._children.clear()
+
     def close(self) -> teardown.Removed:
         """Tear down: captures, processes, namespaces, state file. Idempotent; never raises for what is left."""
         if self.removed is None:
             try:
-                self._stack.close()
+                self._end_children()
             finally:
                 self.removed = teardown.remove(self._state)
                 self._state.release()
@@ -118,6 +195,20 @@ class Lab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _find(name_or_id: str, state_dir: Path) -> str:
+    """The id of a lab given by id or name. StateError when there is none, or the name fits several."""
+    ids = lab_ids(state_dir)
+    if name_or_id in ids:
+        return name_or_id
+    found = [lab_id for lab_id in ids if read(state_dir, lab_id).name == name_or_id]
+    if len(found) != 1:
+        several = (
+            f"{', '.join(found)} have that name: give the id" if found else f"there are {', '.join(ids) or 'none'}"
+        )
+        raise StateError(f"no lab {name_or_id} in {state_dir}; {several}")
+    return found[0]
 
 
 def _claim(topology: TopologyLike, name: str, state_dir: Path, network: str) -> tuple[LabState, Plan]:
@@ -133,6 +224,7 @@ def _claim(topology: TopologyLike, name: str, state_dir: Path, network: str) -> 
             boot=boot_id(),
             created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             namespaces=plan.namespaces,
+            plan=plan.to_json(),
         )
         try:
             return LabState.create(state_dir, record), plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from netem.kernel.netns import NAME_LIMIT
 from netem.kernel.veth import End
@@ -109,6 +109,22 @@ class Plan:
     @property
     def namespaces(self) -> tuple[str, ...]:
         return (*(s.netns for s in self.switches), *(h.netns for h in self.hosts))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Plan:
+        """The plan that `to_json` wrote. TypeError or KeyError when it is another shape."""
+        return cls(
+            lab_id=raw["lab_id"],
+            name=raw["name"],
+            network=raw["network"],
+            hosts=tuple(Host(**host) for host in raw["hosts"]),
+            switches=tuple(Switch(**switch) for switch in raw["switches"]),
+            cables=tuple(Cable(End(**c["near"]), End(**c["far"]), c["mtu_bytes"], c["host"]) for c in raw["cables"]),
+            forwarding=tuple(Forwarding(**entry) for entry in raw["forwarding"]),
+        )
 
     def neighbours(self, host: Host) -> tuple[Host, ...]:
         """The hosts that get a static neighbour entry at `host`, so that no ARP request can be lost."""

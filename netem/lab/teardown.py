@@ -142,14 +142,14 @@ def _describe(pid: int) -> str:
 
 
 def kill_children(record: Record, identities: Mapping[str, int | None]) -> list[int]:
-    """Kill the recorded children, and what they started inside the lab; returns the ids.
+    """Kill the recorded children (process id and start time match), and what they started inside the lab.
 
     A child leads a session of its own. A process of the lab's namespaces in that session descends from it: the kernel
     does not reuse an id while it names a session.
     """
     sessions = {child.pid for child in record.children}
     inside = [pid for pid, _ in _inhabitants(identities)]
-    victims = {child.pid for child in record.children if child.alive and child.pid in inside}
+    victims = {child.pid for child in record.children if child.alive}
     victims |= {pid for pid in inside if _session(pid) in sessions}
     for pid in victims:
         _kill(pid)
@@ -177,7 +177,7 @@ def _await_end(pids: Sequence[int], timeout_s: float) -> None:
     for pid in pids:
         while time.monotonic() < deadline:
             try:
-                os.readlink(f"/proc/{pid}/ns/net")
+                os.stat(f"/proc/{pid}/ns/net")
             except OSError:
                 break
             time.sleep(0.002)
