@@ -19,7 +19,7 @@ from typing import Self
 from netem.kernel.errors import KernelError
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
-_MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD = range(6)
+_MAP_CREATE, _LOOKUP, _UPDATE, _NEXT_KEY, _PROG_LOAD = 0, 1, 2, 4, 5
 _TEST_RUN, _INFO_BY_FD, _LOOKUP_BATCH = 10, 15, 24
 
 HASH, ARRAY = 1, 2
@@ -156,15 +156,6 @@ class Map(_Owned):
             return None
         _checked(result, f"read the BPF map {self.name}")
         return self._value.raw
-
-    def delete(self, key: bytes) -> bool:
-        """Whether the element was there."""
-        self._set_key(key)
-        result = _bpf(_DELETE, self._element)
-        if result == -errno.ENOENT:
-            return False
-        _checked(result, f"delete from the BPF map {self.name}")
-        return True
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """All elements, in batches where the kernel can (Linux 5.6), else one by one."""

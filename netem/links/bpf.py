@@ -3,8 +3,8 @@
 The program (`program`) sits on clsact, beside the qdiscs: loss and rate are independent. `loss_at:
 before_rate` puts it on the egress of the switch port that faces the receiver, so a lost packet takes no
 room in the rate limiter. `loss_at: after_rate` puts it on the ingress of the receiver's own interface,
-which has to be named; there the receiver's GRO (if on) has merged packets already, which
-`PortHealth.gso_seen` shows.
+which has to be named and have GRO off: GRO comes before the program, and what it merged would be lost as
+one.
 
 Changing the loss is one write for each sender plus one that switches all of them together; nothing is
 detached or reinstalled, and counters go on.
@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 from pyroute2 import IPRoute
 
-from netem.kernel import bpf, qdisc, veth
+from netem.kernel import bpf, offload, qdisc, veth
 from netem.kernel.errors import KernelError, attempting
 from netem.kernel.netns import open_netlink
 from netem.links import mask, program
@@ -251,7 +251,7 @@ class BpfPort:
         ifname: str,
         *,
         mtu: int = 1500,
-        receiver: tuple[str | None, str] | None = None,
+        receiver: tuple[str, str] | None = None,
         counter_entries: int | None = None,
     ) -> None:
         self.name = name
@@ -303,6 +303,9 @@ class BpfPort:
             return (*self._port, "egress")
         if self._receiver is None:
             raise UnsupportedFeature("loss_at: after_rate", (), f"receiver behind {self.name} is not known")
+        if offload.read(*self._receiver).get(offload.GRO):
+            why = f"GRO at {self._receiver[1]} merges packets before each can be lost alone; turn it off"
+            raise UnsupportedFeature("loss_at: after_rate", (), why)
         return (*self._receiver, "ingress")
 
     def _install_rate(self, shape: Shape) -> None:
