@@ -170,7 +170,7 @@ def _pipe(stack: ExitStack) -> tuple[BinaryIO, BinaryIO]:
 
 
 def _open_log(stack: ExitStack, path: Path, user: User) -> int:
-    """A log file, for appending. It may lie in the user's folder: never follow a link or take over a hard-linked file."""
+    """A log file, for appending. In the user's folder: never follow a link or take over a hard-linked one."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(path, flags, 0o644)
     stack.callback(os.close, fd)

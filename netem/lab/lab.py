@@ -12,8 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from netem.kernel import netns, process
+from netem.kernel import capture, netns, process
+from netem.kernel.capture import Capture
 from netem.kernel.errors import KernelError, LabError
+from netem.kernel.packet_filter import Direction, PacketFilter
 from netem.kernel.process import Child
 from netem.kernel.sockets import open_socket
 from netem.kernel.user import User
@@ -48,6 +50,8 @@ class Lab:
         self._settings = settings
         self._places: dict[str, PortPlace] = {}
         self._children: list[Child] = []
+        self._captures: list[Capture] = []
+        self.problems: list[str] = []  # what went wrong while ending it
         self.removed: teardown.Removed | None = None
         self.hosts: dict[str, Host] = {host.name: host for host in plan.hosts}
 
@@ -164,19 +168,60 @@ class Lab:
         self._children.append(child)
         return child
 
+    def capture(
+        self,
+        place: str | tuple[Literal["port"], str],
+        path: Path,
+        *,
+        snap_bytes: int = 0,
+        packets: PacketFilter | str | None = None,
+        direction: Direction = "both",
+        user: User | None = None,
+    ) -> Capture:
+        """Capture at a host ("server") or at the switch port that faces it (("port", "server")); see capture.start.
+
+        `direction` is as that interface sees it: egress of a switch port goes to the host, what the link dropped
+        excluded. A capture still running when the lab closes is stopped.
+        """
+        if isinstance(place, str):
+            host = self._host(place)
+            netns_name, ifname, label = host.netns, host.ifname, place
+        else:
+            port = self.port_of(place[1])
+            netns_name, ifname, label = port.netns, port.ifname, f"port to {place[1]}"
+        running = capture.start(
+            netns_name,
+            ifname,
+            path,
+            snap_bytes=snap_bytes,
+            packets=packets,
+            direction=direction,
+            user=user or User.caller(),
+            label=label,
+            on_start=lambda pid: self._record_child(pid, f"capture at {label}"),
+        )
+        self._captures.append(running)
+        return running
+
     def _record_child(self, pid: int, what: str) -> None:
         ticks = start_ticks(pid)
         if ticks is not None:
             self._state.add_child(Process(pid, ticks, what))
 
     def _end_children(self) -> None:
-        """SIGTERM to all at once, then SIGKILL to those that do not listen."""
+        """SIGTERM to all at once, then SIGKILL to those that do not listen; then the captures, which see it all."""
         for child in self._children:
             child.signal(signal.SIGTERM)
         deadline = time.monotonic() + TERMINATE_TIMEOUT_S
         for child in self._children:
             child.terminate(max(0.0, deadline - time.monotonic()))
         self._children.clear()
+        for running in self._captures:
+            try:
+                running.stop()
+            except LabError as error:
+                self.problems.append(str(error))
+        self._captures.clear()
 
     def close(self) -> teardown.Removed:
         """Tear down: captures, processes, namespaces, state file. Idempotent; never raises for what is left."""
