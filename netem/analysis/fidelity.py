@@ -148,6 +148,11 @@ def _clean_rounds(run: TransportRun, data: RunData) -> list[Check]:
                 row, count = bad[0]
                 detail += f"; first: iteration {row.iteration}, worker {row.worker} {row.direction}: {count.dropped}"
             checks.append(Check(name, run.name, run.repeat, not bad, detail))
+    rest = [c for c in run.counts if c.round is None and not data.plan.base_loss.get((c.worker, c.direction))]
+    if rest:
+        drops = sum(count.dropped for count in rest)
+        detail = f"{sum(count.seen for count in rest)} packets outside bursts, {drops} injected drops"
+        checks.append(Check("outside bursts", run.name, run.repeat, not drops, detail))
     return checks
 
 

@@ -28,6 +28,20 @@ class BurstLike(Protocol):
     def for_s(self) -> float | None: ...
 
 
+class TopologyLike(Protocol):
+    @property
+    def ranks(self) -> Mapping[str, int]: ...
+
+
+class ScenarioLike(Protocol):
+    """The part of a scenario that says which losses were asked for."""
+
+    @property
+    def bursts(self) -> Sequence[BurstLike]: ...
+    @property
+    def topology(self) -> TopologyLike: ...
+
+
 @dataclass(frozen=True)
 class LossPlan:
     """Which loss was asked for, round by round.
@@ -39,6 +53,11 @@ class LossPlan:
     bursts: tuple[BurstLike, ...]
     ranks: Mapping[str, int]
     base_loss: Mapping[tuple[int, str], float]
+
+    @classmethod
+    def of(cls, scenario: ScenarioLike, base_loss: Mapping[tuple[int, str], float] | None = None) -> LossPlan:
+        """Of a loaded `netem.spec` scenario."""
+        return cls(tuple(scenario.bursts), scenario.topology.ranks, base_loss or {})
 
     def covers(self, burst: BurstLike, iteration: int, worker: int, direction: str) -> bool:
         if burst.iteration != iteration or burst.direction not in (direction, "both"):

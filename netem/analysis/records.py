@@ -75,8 +75,8 @@ class EpochRow:
 class LinkCount:
     """What the links counted for one flow: data packets of `worker`'s flow in `direction`, before the loss.
 
-    `round` is None where the backend cannot tell (netem): then the count is the run's total. `seen` includes
-    `dropped`.
+    `round` is None for what the backend cannot attribute to a round (netem between two snapshots); such
+    packets are in no other count. `seen` includes `dropped`.
     """
 
     direction: str

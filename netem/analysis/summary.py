@@ -36,7 +36,7 @@ def summarise(data: RunData) -> dict[str, Any]:
     checked = fidelity(data)
     transports = {name: _transport(name, data, checked) for name in data.transports}
     verdicts = [expect.evaluate(text, _values(data, transports, checked)) for text in data.expect]
-    return _finite(
+    content: dict[str, Any] = _finite(
         {
             "version": VERSION,
             "scenario": data.scenario,
@@ -50,6 +50,7 @@ def summarise(data: RunData) -> dict[str, Any]:
             "expectations": [asdict(verdict) for verdict in verdicts],
         }
     )
+    return content
 
 
 def expectations_held(summary: dict[str, Any]) -> bool:
@@ -69,6 +70,9 @@ def _transport(name: str, data: RunData, checked: Fidelity) -> dict[str, Any]:
         "latency_s": _latency(up),
         "clean_latency_s": _latency([row for row in up if not row.burst]),
         "burst_latency_s": _latency([row for row in up if row.burst]),
+        "first_iteration_s": max(
+            (r.latency_s for r in up if not r.iteration and r.latency_s is not None), default=None
+        ),
         "iteration_latency_s": _as_dict(latency(slowest_by_iteration(up).values())),
         "burst_rounds": burst_rounds(bursts, runs, data.plan),
         **_results(runs),
@@ -79,8 +83,8 @@ def _transport(name: str, data: RunData, checked: Fidelity) -> dict[str, Any]:
             "outcomes": _count(row.outcome for row in data.rows(name)),
             "phases": _count(row.phase for row in up),
         },
-        "passes": _beside_oracle(bursts, "passes"),
-        "packets": _beside_oracle(bursts, "packets"),
+        "passes": _beside_oracle(bursts, "passes", data.plan),
+        "packets": _beside_oracle(bursts, "packets", data.plan),
         "overshoot_packets": _overshoot(data.rows(name)),
         "dropped_socket": _total(row.dropped_socket for row in data.rows(name)),
         "late": _total(row.late for row in data.rows(name)),
@@ -156,7 +160,7 @@ def _packets(row: RoundRow) -> int | None:
     return row.packets_at_need if row.packets_at_need is not None else row.packets_sent
 
 
-def _beside_oracle(rows: Sequence[RoundRow], what: str) -> dict[str, Any] | None:
+def _beside_oracle(rows: Sequence[RoundRow], what: str, plan: LossPlan) -> dict[str, Any] | None:
     """Measured mean over the burst rounds, and the oracle's mean with the 95 % interval of a single round.
 
     The interval is given where all the rounds are alike (same chunks, need and oracle).
@@ -166,22 +170,21 @@ def _beside_oracle(rows: Sequence[RoundRow], what: str) -> dict[str, Any] | None
     if not usable or any(value is None for value in measured):
         return None
     expected = [(row.oracle_passes if what == "passes" else row.oracle_packets) for row in usable]
-    alike = {(row.chunks, row.delivered, row.oracle_packets) for row in usable}
+    alike = {(row.chunks, row.delivered, plan.requested(row.iteration, row.worker, row.direction)[0]) for row in usable}
     return {
         "rounds": len(usable),
         "measured": _mean(measured),
         "oracle": _mean(expected),
-        "oracle_interval": _oracle_interval(usable[0], what) if len(alike) == 1 else None,
+        "oracle_interval": _oracle_interval(*alike.pop(), what) if len(alike) == 1 else None,
     }
 
 
-def _oracle_interval(row: RoundRow, what: str) -> list[float] | None:
-    if not row.chunks or not row.delivered or not row.oracle_packets:
+def _oracle_interval(chunks: int | None, needed: int | None, loss: float | None, what: str) -> list[float] | None:
+    if not chunks or not needed or loss is None:
         return None
-    loss = max(0.0, 1.0 - row.delivered / row.oracle_packets)
     if what == "packets":
-        return list(Packets(row.delivered, loss).interval())
-    found = passes(row.chunks, row.delivered, round(loss, 12))
+        return list(Packets(needed, loss).interval())
+    found = passes(chunks, needed, loss)
     return list(found.interval()) if found else None
 
 
@@ -231,10 +234,8 @@ def _replicas(runs: Sequence[TransportRun]) -> bool | None:
 
 
 def _ratios(transports: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Every transport over every one named before it: mlt/dblp of a run that lists dblp first (the paper's
-    ratio).
-    """
-    names = list(transports)
+    """Every pair once, the adaptive one below: mlt/dblp as in the paper; otherwise later ones over earlier ones."""
+    names = sorted(transports, key=lambda name: transports[name]["kind"] != "dblp")
     pairs = [(slow, fast) for index, fast in enumerate(names) for slow in names[index + 1 :]]
     return {
         f"{slow}/{fast}": {
@@ -247,7 +248,8 @@ def _ratios(transports: dict[str, Any]) -> dict[str, dict[str, float | None]]:
 def _pick(transport: dict[str, Any], path: tuple[str, str | None]) -> float | None:
     outer, inner = path
     value = transport[outer]
-    return value if inner is None or value is None else value[inner]
+    found: float | None = value if inner is None or value is None else value[inner]
+    return found
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:
@@ -319,7 +321,7 @@ def _count(values: Iterable[str]) -> dict[str, int]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinities: they become null."""
+    """The same with infinities, which JSON lacks, as null."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,0 +1,206 @@
+"""The summary table at the end of a run: transports side by side, measured beside oracle, verdicts below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Summary = dict[str, Any]
+Cell = Callable[[dict[str, Any]], str]
+MISSING = "-"
+MAX_FAILED_SHOWN = 6
+
+
+def render(summary: Summary, console: Console) -> None:
+    """Prints the table and the verdicts of a summary (the content of summary.json)."""
+    console.print(table(summary))
+
+
+def table(summary: Summary) -> RenderableType:
+    """Fits 100 columns with up to three transports."""
+    return Group(_numbers(summary), *_notes(summary))
+
+
+def _numbers(summary: Summary) -> Table:
+    names = list(summary["transports"])
+    ratios = _shown_ratios(summary)
+    grid = Table(
+        title=f"{summary['scenario']}   seed {summary['seed']}   links: {summary['backend']}, "
+        f"loss: {summary['loss_engine']}",
+        title_justify="left",
+        caption_justify="left",
+        caption="Send latency of workers to server, each round of each worker, on the sender's clock.",
+    )
+    grid.add_column("", no_wrap=True)
+    for name in names:
+        grid.add_column(name, justify="right", no_wrap=True)
+    for pair in ratios:
+        grid.add_column(pair, justify="right", no_wrap=True, style="bold")
+    for label, cell, ratio_name in _lines(summary):
+        if label is None:
+            grid.add_section()
+            continue
+        cells = [cell(summary["transports"][name]) for name in names]
+        if all(text == MISSING for text in cells):
+            continue
+        shown = [_times(summary["ratios"][pair].get(ratio_name)) if ratio_name else "" for pair in ratios]
+        grid.add_row(label, *cells, *shown)
+    return grid
+
+
+def _shown_ratios(summary: Summary) -> list[str]:
+    """At most three, those with the first transport below."""
+    pairs = list(summary["ratios"])
+    return pairs[: min(3, max(0, len(summary["transports"]) - 1))]
+
+
+def _lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None]]:
+    """(label, cell, name of the ratio); a label of None starts a new section."""
+    section = (None, _nothing, None)
+    yield from (
+        ("burst latency, max", _time("burst_latency_s", "max"), "burst_max"),
+        ("burst latency, mean", _time("burst_latency_s", "mean"), "burst_mean"),
+        ("latency, mean", _time("latency_s", "mean"), "mean"),
+        ("latency, p95", _time("latency_s", "p95"), "p95"),
+        ("latency, p99", _time("latency_s", "p99"), "p99"),
+        ("latency, max", _time("latency_s", "max"), "max"),
+        ("latency, worst 1 %", _time("latency_s", "worst_1pct_mean"), "worst_1pct_mean"),
+        ("total time", lambda t: seconds(t["total_s"]), "total"),
+    )
+    yield section
+    for iteration in sorted({b["iteration"] for t in summary["transports"].values() for b in t["burst_rounds"]}):
+        yield f"burst at {iteration}: phase, max", _burst(iteration), None
+    yield section
+    yield "loss in bursts, requested", _losses("requested"), None
+    yield "loss in bursts, achieved", _losses("achieved"), None
+    yield "passes of a burst round", _beside_oracle("passes", "measured"), None
+    yield "  oracle", _beside_oracle("passes", "oracle"), None
+    yield "packets of a burst round", _beside_oracle("packets", "measured"), None
+    yield "  oracle", _beside_oracle("packets", "oracle"), None
+    yield "a round costs", _cost, None
+    yield section
+    yield "accuracy", lambda t: _percent(t["accuracy"]), None
+    yield "perplexity", lambda t: _number(t["perplexity"]), None
+    yield "training loss", lambda t: _number(t["train_loss"]), None
+    yield "replicas identical", lambda t: {True: "yes", False: "NO", None: MISSING}[t["replicas_identical"]], None
+    yield "rounds not ok", _not_ok, None
+
+
+def _nothing(_: dict[str, Any]) -> str:
+    return ""
+
+
+def _time(group: str, name: str) -> Cell:
+    return lambda transport: seconds(transport[group][name]) if transport[group] else MISSING
+
+
+def _burst(iteration: int) -> Cell:
+    def cell(transport: dict[str, Any]) -> str:
+        found = [b for b in transport["burst_rounds"] if b["iteration"] == iteration]
+        times = [b["latency_max_s"] for b in found if b["latency_max_s"] is not None]
+        if not times:
+            return MISSING
+        return f"{found[0]['phase']}, {seconds(max(times))}" if found[0]["phase"] else seconds(max(times))
+
+    return cell
+
+
+def _losses(name: str) -> Cell:
+    def cell(transport: dict[str, Any]) -> str:
+        shown = [_percent(entry[name]) + ("" if entry["ok"] else " (!)") for entry in transport["loss"]]
+        return ", ".join(shown[:4]) or MISSING
+
+    return cell
+
+
+def _beside_oracle(what: str, name: str) -> Cell:
+    def cell(transport: dict[str, Any]) -> str:
+        found = transport[what]
+        if found is None:
+            return MISSING
+        value: float = found[name]
+        text = f"{value:,.0f}" if what == "packets" else f"{value:.2f}"
+        if name == "oracle" and found["oracle_interval"]:
+            low, high = (f"{bound:,.0f}" for bound in found["oracle_interval"])
+            text += f" ({low} to {high})"
+        return text
+
+    return cell
+
+
+def _cost(transport: dict[str, Any]) -> str:
+    model = transport["cost_model"]
+    if model is None:
+        return MISSING
+    if model["passes_share"] is None:
+        return "undetermined"
+    share = model["passes_share"] if model["regime"] == "passes" else 1 - model["passes_share"]
+    return f"{model['regime']} {share:.0%}"
+
+
+def _not_ok(transport: dict[str, Any]) -> str:
+    bad = [f"{count} {outcome}" for outcome, count in transport["rounds"]["outcomes"].items() if outcome != "ok"]
+    return ", ".join(bad) or "0"
+
+
+def _notes(summary: Summary) -> Iterator[Text]:
+    yield _fidelity(summary["fidelity"])
+    failed = [check for check in summary["fidelity"]["checks"] if not check["ok"]]
+    for check in failed[:MAX_FAILED_SHOWN]:
+        yield Text(f"  {check['transport']}: {check['name']}: {check['detail']}", style="red")
+    if len(failed) > MAX_FAILED_SHOWN:
+        yield Text(f"  and {len(failed) - MAX_FAILED_SHOWN} more in summary.json", style="red")
+    if summary["captures"]:
+        yield _captures(summary["captures"])
+    for one in summary["expectations"]:
+        word, style = {True: ("held  ", "green"), False: ("FAILED", "red"), None: ("FAILED", "red")}[one["held"]]
+        yield Text.assemble((f"expect {word} ", style), one["text"])
+        yield Text(f"              {one['detail']}", style="dim")
+
+
+def _fidelity(fidelity: dict[str, Any]) -> Text:
+    names = [check["name"] for check in fidelity["checks"]]
+    if fidelity["faithful"]:
+        counts = ", ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names))
+        return Text.assemble(("faithful", "green"), f"   {counts}")
+    bad = sum(1 for check in fidelity["checks"] if not check["ok"])
+    return Text.assemble(
+        ("NOT FAITHFUL", "bold red"), f"   {bad} of {len(names)} checks failed: do not use these numbers"
+    )
+
+
+def _captures(captures: list[dict[str, Any]]) -> Text:
+    received = sum(capture["received"] or 0 for capture in captures)
+    missed = [capture["missed_by_kernel"] for capture in captures]
+    known = sum(value for value in missed if value is not None)
+    style = "yellow" if known or None in missed else ""
+    unknown = f", unknown for {missed.count(None)}" if None in missed else ""
+    return Text(f"captures: {len(captures)} files, {received:,} packets, {known:,} missed{unknown}", style=style)
+
+
+def seconds(value: float | None) -> str:
+    """Three significant digits in the unit that fits: 980 us, 12.3 ms, 1.23 s."""
+    if value is None:
+        return MISSING
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size * 0.9995 or unit == "us":
+            scaled = value / size
+            digits = 0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+            return f"{scaled:.{digits}f} {unit}"
+    return MISSING
+
+
+def _times(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}x"
+
+
+def _percent(value: float | None) -> str:
+    return MISSING if value is None else f"{100 * value:.2f} %"
+
+
+def _number(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4g}"
