@@ -1,6 +1,7 @@
 """Configuration of one run of the transport: frozen values, and their JSON form (`DBLP_CONFIG`).
 
-Every question that the paper leaves open is one named field of `Profile`; `PAPER` and `RECOMMENDED` are two complete answers.
+Every question that the paper leaves open is one named field of `Profile`; `PAPER` and `RECOMMENDED` are two
+complete answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of the transport. My own mistakes and the peer's are different classes, so that a caller can tell them apart."""
+"""Errors of the transport. A caller can tell its own mistakes from the peer's by the class."""
 
 from __future__ import annotations
 

@@ -83,6 +83,7 @@ class DataSocket:
         gro = offload and mmsg.available() and self._set(UDP_GRO, 1)
         per_slot, slots = (self.segments, 64) if gro else (1, 256)
         self._staging = np.zeros((self.segments, self.stride), np.uint8)
+        self._flat = self._staging.reshape(-1).data
         self._staging_headers = headers_of(self._staging)
         self._staging_headers["session"] = session
         self._staging_values = self._staging.view("<f4")[:, HEADER_BYTES // 4 :]
@@ -106,7 +107,7 @@ class DataSocket:
     # Sending
 
     def send(self, values: FloatArray, round_: int, batch: Batch, deadline: float) -> int:
-        """Sends the chunks of `batch` (at most `segments`) from `values` (chunks, chunk_values); UDP payload bytes sent.
+        """Sends the chunks of `batch` (at most `segments`) from `values` (chunks, chunk_values); returns payload bytes.
 
         Raises RoundTimeout when the socket takes nothing until the deadline.
         """
@@ -117,7 +118,7 @@ class DataSocket:
         headers["pass"] = batch.passes
         headers["length"] = 4 * self.layout.chunk_values
         np.take(values, batch.sequences, axis=0, out=self._staging_values[:count], mode="clip")
-        short = np.flatnonzero(batch.sequences == last) if self.layout.last_values < self.layout.chunk_values else ()
+        short = np.flatnonzero(batch.sequences == last) if self.layout.last_values < self.layout.chunk_values else []
         if not len(short):
             return self._send_rows(0, count, self.stride, deadline)
         at = int(short[0])  # a shorter segment can only be the last of its super-packet
@@ -126,7 +127,7 @@ class DataSocket:
         return sent + (self._send_rows(at + 1, count, self.stride, deadline) if at + 1 < count else 0)
 
     def _send_rows(self, start: int, end: int, last_bytes: int, deadline: float) -> int:
-        flat = memoryview(self._staging.reshape(-1))
+        flat = self._flat
         size = (end - start - 1) * self.stride + last_bytes
         if self.gso and self._send_one(flat[start * self.stride : start * self.stride + size], deadline):
             return size
@@ -156,7 +157,9 @@ class DataSocket:
                     self._set(UDP_SEGMENT, 0)
                     return False
                 if error.errno == errno.EMSGSIZE:
-                    raise ConnectError(f"a datagram of {self.stride} bytes is larger than the path takes: set mtu lower") from error
+                    raise ConnectError(
+                        f"a datagram of {self.stride} bytes is larger than the path takes: set mtu lower"
+                    ) from error
                 raise ConnectError(f"sending a datagram: {error.strerror}") from error
 
     # Receiving
@@ -177,7 +180,9 @@ class DataSocket:
             rows, row_bytes, headers = rows[ours], row_bytes[ours], headers[ours]
         sequences = headers["sequence"].astype(np.int64)
         expected = np.where(sequences == self.layout.chunks - 1, self.layout.last_values, self.layout.chunk_values) * 4
-        sound = (sequences < self.layout.chunks) & (headers["length"] == expected) & (row_bytes == expected + HEADER_BYTES)
+        sound = (
+            (sequences < self.layout.chunks) & (headers["length"] == expected) & (row_bytes == expected + HEADER_BYTES)
+        )
         current = headers["round"] == round_
         valid = sound & current
         if not valid.all():
@@ -211,7 +216,7 @@ class DataSocket:
         lengths: list[int] = []
         for slot in self._slots:
             try:
-                lengths.append(self.sock.recv_into(slot))
+                lengths.append(self.sock.recv_into(slot.data))
             except (BlockingIOError, InterruptedError):
                 break
             except ConnectionRefusedError:

@@ -125,11 +125,15 @@ class Ready(Frame):
 
 @dataclass(frozen=True)
 class Start(Frame):
-    """Worker to server at the start of a round: `norm` is the L2 norm of its gradient before any loss."""
+    """Worker to server at the start of a round: `norm` is the L2 norm of its gradient before any loss.
 
-    KIND, LAYOUT = 5, struct.Struct("!Id")
+    `epoch_end` = 1: the next round is the first of an epoch.
+    """
+
+    KIND, LAYOUT = 5, struct.Struct("!IdB")
     round: int
     norm: float
+    epoch_end: int
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""What connects two peers: the control connection, hints beside it, and the data plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from dblp.errors import HandshakeError, RoundTimeout
+from dblp.io import Control, DataSocket, Hints, clock, wait
+from dblp.wire import Frame, Probe, Refuse, Stop
+
+F = TypeVar("F", bound=Frame)
+
+
+class Link:
+    """One peer. Used by one thread.
+
+    Frames that come before they are wanted wait in a list; frames of rounds that are over are dropped, except
+    that a repeated probe of a finished round gets its stop again.
+    """
+
+    def __init__(self, control: Control, data: DataSocket | None, hints: Hints | None) -> None:
+        self.control, self.data, self.hints = control, data, hints
+        self.round = 0
+        self._early: list[tuple[Frame, bool]] = []
+        self._again: list[tuple[Frame, bool]] = []
+        self._last_stop: Stop | None = None
+
+    @property
+    def peer(self) -> str:
+        return self.control.peer
+
+    def fds(self, *, data: bool) -> list[int]:
+        """File descriptors to wait on for frames, and for chunks too when `data`."""
+        fds = [self.control.fileno()]
+        if self.hints is not None:
+            fds.append(self.hints.fileno())
+        if data and self.data is not None:
+            fds.append(self.data.fileno())
+        return fds
+
+    def advance(self, round_: int) -> None:
+        """From now on this is the current round; frames that were early come up again."""
+        self.round = round_
+        self._replay()
+
+    def _replay(self) -> None:
+        self._again, self._early = self._again + self._early, []
+
+    def tell(self, frame: Frame, deadline: float) -> None:
+        """Send a frame over the reliable channel, and as a hint where there are hints."""
+        if self.hints is not None:
+            self.hints.send(frame)
+        self.control.send(frame, deadline, self.round)
+
+    def hint(self, frame: Frame) -> None:
+        if self.hints is not None:
+            self.hints.send(frame)
+
+    def finish(self, stop: Stop, deadline: float) -> None:
+        """Send the stop of a round, and remember it for probes that come late."""
+        self._last_stop = stop
+        self.tell(stop, deadline)
+
+    def poll(self) -> list[tuple[Frame, bool]]:
+        """(frame, came as a hint) in order of arrival, without waiting. Raises HandshakeError when the peer refuses."""
+        frames, self._again = self._again, []
+        if self.hints is not None:
+            frames.extend((frame, True) for frame in self.hints.poll())
+        frames.extend((frame, False) for frame in self.control.poll(self.round))
+        for frame, _ in frames:
+            if isinstance(frame, Refuse):
+                raise HandshakeError(f"{self.peer}: {frame.reason.decode(errors='replace')}")
+        return frames
+
+    def stray(self, frame: Frame, came_as_hint: bool) -> None:
+        """Keep a frame that is early, drop one that is over."""
+        stop = self._last_stop
+        if isinstance(frame, Probe) and stop and (frame.round, frame.direction) == (stop.round, stop.direction):
+            if came_as_hint:
+                self.hint(stop)
+            return
+        if getattr(frame, "round", self.round) >= self.round:
+            self._early.append((frame, came_as_hint))
+
+    def wait_for(self, kind: type[F], matches: Callable[[F], bool], limit_s: float, phase: str) -> F:
+        """The first frame of a kind that matches; everything else is kept or dropped as `stray` says.
+
+        Raises RoundTimeout after `limit_s`.
+        """
+        deadline = clock() + limit_s
+        self._replay()
+        while True:
+            found: F | None = None
+            for frame, came_as_hint in self.poll():
+                if found is None and isinstance(frame, kind) and matches(frame):
+                    found = frame
+                else:
+                    self.stray(frame, came_as_hint)
+            if found is not None:
+                return found
+            if not wait(self.fds(data=False), deadline - clock()) and clock() >= deadline:
+                raise RoundTimeout(self.peer, self.round, phase, limit_s)

@@ -1,0 +1,305 @@
+"""How the server's thread of one worker receives and broadcasts: over UDP with bounded loss, or over TCP."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dblp.chunks import BoolArray, FloatArray, need, send_order
+from dblp.collective.bounded import ReceiveLoop, Sent, send_round
+from dblp.collective.link import Link
+from dblp.collective.stream import StreamBroken, StreamReceive, quantity, send_stream
+from dblp.io import clock, socket_drops
+from dblp.receiver import Receiver, ReceiverState
+from dblp.sender import Sender
+from dblp.wire import Bye, Epoch, Frame, Start, Stop
+
+if TYPE_CHECKING:
+    from dblp.collective.server import Server
+
+UP, DOWN = 0, 1
+REPROBE_S = 0.001
+
+
+@dataclass
+class Uplink:
+    """What one worker delivered in a round. `unusable`: nothing of it may go into the mean."""
+
+    start: Start
+    values: FloatArray
+    received: BoolArray
+    outcome: str
+    unusable: bool = False
+
+
+class Begin:
+    """Watches for the frames with which a worker goes on: a round, the end of an epoch, or of the run."""
+
+    def __init__(self, round_: int) -> None:
+        self.round = round_
+        self.start: Start | None = None
+        self.other: Epoch | Bye | None = None
+
+    def take(self, frame: Frame) -> bool:
+        if isinstance(frame, Start) and frame.round == self.round:
+            self.start = frame
+        elif isinstance(frame, Epoch | Bye):
+            self.other = self.other or frame
+        else:
+            return False
+        return True
+
+
+class BoundedServer:
+    """Bounded-loss transport over UDP."""
+
+    def __init__(self, server: Server, rank: int, link: Link, window: int) -> None:
+        assert server.terms is not None
+        assert link.data is not None
+        self.server, self.rank, self.link, self.window = server, rank, link, window
+        self.config, self.layout = server.config, server.terms.layout
+        self.required = self.layout.required(server.terms.tensors, self.config.profile.always_reliable)
+        self.values = self.layout.matrix()
+        self._drops = socket_drops(link.data.sock)
+
+    def receive(self, round_: int) -> Uplink | Epoch | Bye:
+        """One round up, or the frame that says that there is none now."""
+        decision, limits = self.server.decision, self.config.deadlines
+        self.values[:] = 0.0
+        goal = need(self.layout.chunks, decision.tolerance, self.config.profile.threshold)
+        machine = Receiver(round_, UP, self.layout.chunks, goal, self.required)
+        begin, loop = Begin(round_), ReceiveLoop(self.link, machine, self.values)
+
+        def on_frame(frame: Frame) -> bool:
+            used = begin.take(frame)
+            if begin.other is not None:
+                loop.cancel()
+            return used
+
+        loop.on_frame = on_frame  # type: ignore[method-assign]
+        loop.started = lambda: begin.start is not None  # type: ignore[method-assign]
+        loop.run(limits.step_s, limits.round_s)
+        if begin.other is not None:
+            return begin.other
+        start = begin.start or self.link.wait_for(
+            Start, lambda frame: frame.round == round_, limits.round_s, "waiting for its start frame"
+        )
+        outcome = "ok" if machine.state is ReceiverState.COMPLETE else "deadline"
+        self._report(machine, goal, decision.phase, decision.tolerance, outcome)
+        return Uplink(start, self.values, machine.received, outcome)
+
+    def broadcast(self, round_: int, up: Uplink) -> bool:
+        """The mean to this worker; False when it could not be delivered before the deadline."""
+        profile, decision = self.config.profile, self.server.decision
+        order = send_order(
+            profile.send_order, self.layout.chunks, seed=self.config.seed, round_=round_, rank=self.rank, direction=DOWN
+        )
+        machine = Sender(
+            round_,
+            DOWN,
+            order,
+            window=self.window,
+            pipelined=profile.probing == "pipelined",
+            reprobe_s=REPROBE_S if profile.hints else None,
+            pass_overhead_s=profile.pass_overhead_s,
+        )
+        sent = send_round(self.link, machine, self.server.mean, clock() + self.config.deadlines.round_s)
+        ok = machine.stop is not None and machine.stop.outcome == 0
+        report_sent(self.server.events, round_, self.rank, "down", machine, sent, wait_s=0.0)
+        return ok or (machine.stop is not None and profile.on_deadline == "accept" and bool(decision))
+
+    def close(self, rounds: int) -> None:
+        """Counts what still arrived after the last round."""
+        data = self.link.data
+        assert data is not None
+        while data.receive(rounds) is not None:
+            pass
+        self._report_late()
+
+    def _report(self, machine: Receiver, goal: int, phase: str, tolerance: float, outcome: str) -> None:
+        data = self.link.data
+        assert data is not None
+        drops = socket_drops(data.sock)
+        report_received(
+            self.server.events,
+            machine,
+            worker=self.rank,
+            direction="up",
+            need=goal,
+            phase=phase,
+            tolerance=tolerance,
+            outcome=outcome,
+            foreign=data.counts.foreign,
+            malformed=data.counts.malformed,
+            dropped_socket=drops - self._drops,
+        )
+        self._drops = drops
+        self._report_late()
+
+    def _report_late(self) -> None:
+        assert self.link.data is not None
+        report_late(self.server.events, self.link.data.counts.other_round, self.rank, "up")
+
+
+class StreamServer:
+    """The same reduce and broadcast over TCP."""
+
+    def __init__(self, server: Server, rank: int, link: Link, window: int) -> None:
+        assert server.terms is not None
+        self.server, self.rank, self.link = server, rank, link
+        self.config, self.layout = server.config, server.terms.layout
+        self.values = self.layout.matrix()
+        self.sock: socket.socket | None = None
+
+    def receive(self, round_: int) -> Uplink | Epoch | Bye:
+        limits, begin = self.config.deadlines, Begin(round_)
+        begun = self._begin(begin, limits.step_s)
+        if begun is not None:
+            return begun
+        assert begin.start is not None
+        deadline = clock() + limits.round_s
+        machine = self._stream(round_, deadline)
+        complete = machine is not None and machine.complete
+        outcome = "ok" if complete else "censored"
+        chunks = quantity(machine.delivered_bytes if machine else 0, self.layout.chunk_values)
+        self._report(round_, chunks, outcome)
+        received = np.full(self.layout.chunks, complete)
+        return Uplink(begin.start, self.values, received, outcome, unusable=not complete)
+
+    def _begin(self, begin: Begin, limit_s: float) -> Epoch | Bye | None:
+        frame = self.link.wait_for(Frame, begin.take, limit_s, "computing")
+        return frame if isinstance(frame, Epoch | Bye) else None
+
+    def _stream(self, round_: int, deadline: float) -> StreamReceive | None:
+        """Receives until the deadline; afterwards a connection that did not finish is gone."""
+        fresh = self.server.data_connections.take(self.rank, 0.0 if self.sock else deadline - clock())
+        if fresh is not None:
+            self._drop()
+            fresh.setblocking(False)
+            self.sock = fresh
+        if self.sock is None:
+            self.link.finish(Stop(round_, UP, 1, 0xFFFFFFFF, 0, 0, b""), clock() + self.config.deadlines.round_s)
+            return None
+        limit_s = max(0.0, deadline - clock())
+        machine = StreamReceive(self.link, self.sock, self.server.session, round_, UP, self.values)
+        try:
+            machine.run(limit_s, limit_s)
+        except StreamBroken:
+            machine.finish(self.config.deadlines.round_s)
+        if not machine.complete:
+            self._drop()
+        return machine
+
+    def broadcast(self, round_: int, up: Uplink) -> bool:
+        if self.sock is None:
+            return False
+        deadline = clock() + self.config.deadlines.round_s
+        stop: Stop | None = None
+        sent = Sent(began_s=clock(), ended_s=clock())
+        try:
+            sent, stop = send_stream(
+                self.link, self.sock, self.server.session, round_, DOWN, self.server.mean, deadline
+            )
+        except StreamBroken:
+            sent.ended_s = clock()
+        ok = stop is not None and stop.outcome == 0
+        if not ok:
+            self._drop()
+        report_stream(self.server.events, round_, self.rank, "down", sent, "ok" if ok else "censored", 0.0)
+        return ok
+
+    def close(self, rounds: int) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+
+    def _report(self, round_: int, delivered: int, outcome: str) -> None:
+        decision = self.server.decision
+        self.server.events.emit(
+            "received",
+            round=round_,
+            worker=self.rank,
+            direction="up",
+            phase=decision.phase,
+            tolerance=0.0,
+            chunks=self.layout.chunks,
+            need=self.layout.chunks,
+            delivered=delivered,
+            outcome=outcome,
+        )
+
+
+def report_received(events: Any, machine: Receiver, *, worker: int, direction: str, **fields: Any) -> None:
+    """The receiver's half of a row of rounds.csv."""
+    sequence, pass_ = machine.completing or (None, None)
+    events.emit(
+        "received",
+        round=machine.round,
+        worker=worker,
+        direction=direction,
+        chunks=machine.chunks,
+        delivered=machine.delivered,
+        passes=machine.passes,
+        completing_sequence=sequence,
+        completing_pass=pass_,
+        duplicate=machine.duplicate,
+        after_need=machine.late,
+        delivered_digest=machine.digest(),
+        **fields,
+    )
+
+
+def report_late(events: Any, other_round: dict[int, int], worker: int, direction: str) -> None:
+    """Datagrams that came after their round, by the round in their header; forgets them."""
+    for round_, count in sorted(other_round.items()):
+        events.emit("late", round=round_, worker=worker, direction=direction, count=count)
+    other_round.clear()
+
+
+def report_sent(
+    events: Any, round_: int, worker: int, direction: str, machine: Sender, sent: Sent, *, wait_s: float, **place: Any
+) -> None:
+    """The sender's half of a row of rounds.csv."""
+    stop = machine.stop
+    complete = stop is not None and stop.outcome == 0
+    events.emit(
+        "sent",
+        round=round_,
+        worker=worker,
+        direction=direction,
+        packets=machine.sent,
+        bytes=sent.bytes,
+        passes=machine.passes,
+        packets_at_need=machine.packets_at(stop) if stop is not None and complete else None,
+        latency_s=sent.latency_s,
+        wait_s=wait_s,
+        outcome="ok" if complete else "deadline",
+        rtt_s=machine.rtt_s,
+        **place,
+    )
+
+
+def report_stream(
+    events: Any, round_: int, worker: int, direction: str, sent: Sent, outcome: str, wait_s: float, **place: Any
+) -> None:
+    """As report_sent, for a stream: the kernel cuts it into packets, so those are not known here."""
+    events.emit(
+        "sent",
+        round=round_,
+        worker=worker,
+        direction=direction,
+        packets=None,
+        bytes=sent.bytes,
+        passes=None,
+        packets_at_need=None,
+        latency_s=sent.latency_s,
+        wait_s=wait_s,
+        outcome=outcome,
+        **place,
+    )

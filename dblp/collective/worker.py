@@ -1,0 +1,162 @@
+"""A worker, ranks 1..n: sends its gradient up and gets the mean back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from dblp import wire
+from dblp.chunks import FloatArray, TensorSpec
+from dblp.collective.handshake import CONTROL, Terms, check_welcome, connect, first_frame, hello
+from dblp.collective.link import Link
+from dblp.collective.reduce import norm
+from dblp.collective.worker_flow import BoundedWorker, StreamWorker
+from dblp.config import Config, Env
+from dblp.errors import DblpError
+from dblp.events import Events
+from dblp.io import Control, DataSocket, Hints, clock, receive_window, udp_socket
+from dblp.tolerance import Decision
+from dblp.wire import Bye, End, Epoch, Ready, Replicas, Start, State
+from dblp.workload import EpochRow, Reduced
+
+SOCKET_BYTES = 64 << 20
+
+
+class Worker:
+    """One worker's connection to the server; a Reducer. Use `connect`, and as a context manager."""
+
+    def __init__(
+        self, env: Env, config: Config, events: Events, terms: Terms, link: Link, welcome: dict[str, Any], session: int
+    ) -> None:
+        self.env, self.config, self.events, self.terms, self.link = env, config, events, terms, link
+        self.rank, self.round = env.rank, 0
+        self.decision = Decision(welcome["phase"], float(welcome["tolerance"]), "told by the server")
+        self.gradient = terms.layout.matrix()
+        self.residual = terms.layout.matrix() if config.profile.error_feedback else None
+        flow_type: Any = StreamWorker if config.is_tcp else BoundedWorker
+        self.flow: BoundedWorker | StreamWorker = flow_type(self, session, int(welcome["window"]))
+
+    @classmethod
+    def connect(cls, env: Env, config: Config, tensors: Sequence[TensorSpec], events: Events) -> Worker:
+        """Connects to the server and agrees with it on the run.
+
+        Raises ConnectError when the server is not there in time, HandshakeError when it means another run.
+        """
+        limit_s = config.deadlines.connect_s
+        control = Control(connect(env, env.master_port, limit_s), f"server ({env.master_addr})")
+        terms = Terms.of(config, tensors)
+        deadline = clock() + limit_s
+        try:
+            control.send(hello(config, env.rank, CONTROL, terms), deadline)
+            session, welcome = check_welcome(first_frame(control, deadline), control.peer)
+            link = cls._open(env, config, events, terms, control, session)
+        except BaseException:
+            control.close()
+            raise
+        window = receive_window(link.data.sock) if link.data else 0
+        control.send(Ready(window), deadline)
+        return cls(env, config, events, terms, link, welcome, session)
+
+    @staticmethod
+    def _open(env: Env, config: Config, events: Events, terms: Terms, control: Control, session: int) -> Link:
+        own, peer = control.sock.getsockname()[0], control.sock.getpeername()[0]
+        if config.is_tcp:
+            return Link(control, None, None)
+        made = events.socket("udp", SOCKET_BYTES, SOCKET_BYTES)
+        sock = udp_socket((own, wire.worker_data_port(env.master_port, env.rank)), made)
+        sock.connect((peer, wire.server_data_port(env.master_port, env.rank)))
+        data, hints = DataSocket(sock, terms.layout, session), None
+        if config.profile.hints:
+            sock = udp_socket((own, wire.worker_hint_port(env.master_port, env.rank)))
+            sock.connect((peer, wire.server_hint_port(env.master_port, env.rank)))
+            hints = Hints(sock, session, config.mtu - wire.IP_UDP_BYTES[4])
+        return Link(control, data, hints)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.flow.close(self.round)
+                self.link.control.send(Bye(self.round), clock() + self.config.deadlines.round_s, self.round)
+        finally:
+            self.link.control.close()
+
+    def all_reduce(self, flat: FloatArray, *, iteration: int, epoch: int, epoch_start_next: bool) -> Reduced:
+        """Replaces `flat` (values,) by the mean over the workers, unless the round is skipped by all.
+
+        Raises PeerLost, RoundTimeout or HandshakeError with the server's reason when the run cannot go on.
+        """
+        round_, values = self.round, self.terms.layout.values
+        waited_s = self._gate(round_)
+        self.link.advance(round_)
+        limit = clock() + self.config.deadlines.round_s
+        self.gradient.reshape(-1)[:values] = flat
+        self.link.tell(Start(round_, norm(self.gradient), int(epoch_start_next)), limit)
+        if self.residual is not None:
+            self.gradient += self.residual
+        self.flow.send(round_, self.gradient)
+        if self.residual is not None:
+            self._keep_residual()
+        end = self.flow.receive(round_)
+        self.flow.report(round_, waited_s, {"iteration": iteration, "bucket": 0, "epoch": epoch})
+        reduced = Reduced(bool(end.skipped), self.decision.phase, self.decision.tolerance)
+        self.decision = Decision("critical" if end.critical else "normal", end.tolerance, "told by the server")
+        self.round += 1
+        if not reduced.skipped:
+            flat[:] = self.flow.mean.reshape(-1)[:values]
+        return reduced
+
+    def _gate(self, round_: int) -> float:
+        if round_ not in self.events.gates:
+            return 0.0
+        began = clock()
+        self.events.gate(round_)
+        return clock() - began
+
+    def _keep_residual(self) -> None:
+        """Error feedback: what the server does not have is added to the next gradient."""
+        assert self.residual is not None
+        np.copyto(self.residual, self.gradient)
+        self.residual[self.flow.delivered()] = 0.0
+
+    def end_of(self, round_: int) -> End:
+        """Waits for the end of a round."""
+        limits = self.config.deadlines
+        limit_s = limits.step_s + 2 * limits.round_s
+        return self.link.wait_for(End, lambda end: end.round == round_, limit_s, "waiting for the end of the round")
+
+    def report_epoch(self, epoch: int, row: EpochRow, state: FloatArray) -> None:
+        """Reports an epoch, and compares this replica with the others.
+
+        Args:
+            state: parameters and optimiser state, shape (n,); sent only when the digests of the replicas differ.
+        """
+        self.events.emit(
+            "epoch",
+            epoch=epoch,
+            worker=self.rank,
+            train_loss=row.train_loss,
+            metric=row.metric,
+            value=row.value,
+            wall_s=row.wall_s,
+            digest=row.digest,
+        )
+        limits = self.config.deadlines
+        try:
+            digest = bytes.fromhex(row.digest)[:32].ljust(32, b"\0")
+        except ValueError as error:
+            raise DblpError(f"the digest of epoch {epoch} is not hexadecimal: {row.digest!r}") from error
+        self.link.control.send(Epoch(epoch, digest), clock() + limits.round_s, self.round)
+        verdict = self.link.wait_for(
+            Replicas, lambda frame: frame.epoch == epoch, limits.step_s, "comparing the replicas"
+        )
+        if not verdict.identical:
+            values = np.ascontiguousarray(state, "<f4").tobytes()
+            self.link.control.send(State(epoch, values), clock() + limits.round_s)
