@@ -183,9 +183,9 @@ def _start_worker(orders: dict[str, object], user: User) -> subprocess.Popen[byt
         stderr=None,
         start_new_session=True,
         cwd="/",
-        user=change and change.uid,
-        group=change and change.gid,
-        extra_groups=change and change.groups,
+        user=change.uid if change else None,
+        group=change.gid if change else None,
+        extra_groups=change.groups if change else None,
     )
 
 
