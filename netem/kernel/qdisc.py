@@ -199,7 +199,7 @@ def dump(ipr: IPRoute, ifindex: int) -> dict[int, Any]:
 def verify(found: dict[int, Any], tree: Tree) -> None:
     """KernelError when the kernel's state (see `dump`) differs from the tree."""
     for qdisc in tree:
-        attempted = f"read back {type(qdisc).__name__.lower()} {show(qdisc.handle)}"
+        attempted = f"read back {type(qdisc).__name__.lower()} ({show(qdisc.handle)})"
         message = found.get(qdisc.handle)
         if message is None:
             raise KernelError(attempted, detail="it is not there")

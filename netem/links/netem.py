@@ -28,8 +28,8 @@ from contextlib import contextmanager, suppress
 
 from pyroute2 import IPRoute
 
-from netem.kernel import qdisc, u32
-from netem.kernel.errors import KernelError
+from netem.kernel import qdisc, u32, veth
+from netem.kernel.errors import KernelError, attempting
 from netem.kernel.netns import open_netlink
 from netem.kernel.qdisc import Netem, Prio, Stats, Tbf, Tree, handle
 from netem.links.base import (
@@ -92,6 +92,13 @@ def tree(shape: Shape, mtu: int, losses: Sequence[float]) -> Tree:
     return tuple(parts)
 
 
+def _find(ipr: IPRoute, ifname: str) -> tuple[int, int]:
+    """Index and MTU of an interface."""
+    index = veth.index_of(ipr, ifname)
+    with attempting(f"read the MTU of {ifname}"):
+        return index, int(ipr.link("get", index=index)[0].get("mtu"))
+
+
 def combined(base_ratio: float, rule_ratio: float) -> float:
     """The loss of two independent processes."""
     return 1.0 - (1.0 - base_ratio) * (1.0 - rule_ratio)
@@ -106,13 +113,12 @@ class NetemPort:
 
     backend = "netem"
 
-    def __init__(
-        self, name: str, netns: str | None, ifindex: int, *, mtu: int = 1500, classifier: Port | None = None
-    ) -> None:
+    def __init__(self, name: str, netns: str | None, ifname: str, *, classifier: Port | None = None) -> None:
         self.name = name
         self._netns = netns
-        self._ifindex = ifindex
-        self._mtu = mtu
+        self._ifname = ifname
+        self._ifindex = 0  # this and the MTU are found out by `install`
+        self._mtu = 0
         self._classifier = classifier
         self._shape = Shape()
         self._flow: Flow | None = None
@@ -127,12 +133,15 @@ class NetemPort:
         return "netem" if self._classifier is None else self._classifier.backend
 
     def install(self, shape: Shape, flow: Flow | None, key: Key | None, sources: Sequence[str]) -> None:
-        if shape.rate_bps is not None and shape.loss_at == "after_rate":
-            raise UnsupportedFeature("loss_at: after_rate", ("bpf",), "netem loses packets before the rate")
         if self._classifier is not None:
-            self._classifier.install(Shape(loss_ratio=shape.loss_ratio), flow, key, sources)
+            loss_only = Shape(loss_ratio=shape.loss_ratio, loss_at=shape.loss_at)
+            self._classifier.install(loss_only, flow, key, sources)
+        elif shape.rate_bps is not None and shape.loss_at == "after_rate":
+            have = ("loss_engine: bpf",)
+            raise UnsupportedFeature("loss_at: after_rate", have, "netem loses packets before the rate")
         self._shape, self._flow, self._key, self._sources = shape, flow, key, tuple(dict.fromkeys(sources))
         with self._kernel("install") as ipr:
+            self._ifindex, self._mtu = _find(ipr, self._ifname)
             wanted = tree(shape, self._mtu, self._losses(Steering()))
             commands = qdisc.plan(self._tree, wanted)
             rebuilt = any(c.verb == "add" for c in commands)
