@@ -89,7 +89,7 @@ def _transport(name: str, data: RunData, checked: Fidelity) -> dict[str, Any]:
         "dropped_socket": _total(row.dropped_socket for row in data.rows(name)),
         "late": _total(row.late for row in data.rows(name)),
         "duplicate": _total(row.duplicate for row in data.rows(name)),
-        "loss": _loss(name, bursts, runs, data.plan, checked),
+        "by_loss": _by_loss(name, bursts, runs, data.plan, checked),
         "cost_model": _as_dict(cost_model(up)),
         "replicas_identical": _replicas(runs),
         "facts": runs[0].facts,
@@ -161,7 +161,7 @@ def _packets(row: RoundRow) -> int | None:
 
 
 def _beside_oracle(rows: Sequence[RoundRow], what: str, plan: LossPlan) -> dict[str, Any] | None:
-    """Measured mean over the burst rounds, and the oracle's mean with the 95 % interval of a single round.
+    """Measured mean over completed burst rounds, and the oracle's mean with the 95 % interval of a single round.
 
     The interval is given where all the rounds are alike (same chunks, need and oracle).
     """
@@ -196,23 +196,23 @@ def _overshoot(rows: Sequence[RoundRow]) -> dict[str, Any] | None:
     return {"mean": _mean(over), "max": max(over)} if over else None
 
 
-def _loss(
+def _by_loss(
     name: str, rows: Sequence[RoundRow], runs: Sequence[TransportRun], plan: LossPlan, checked: Fidelity
 ) -> list[dict[str, Any]]:
-    """Per requested loss: what the links did in all burst rounds together, and the worst interval of a
-    single check.
+    """For each loss that was asked for: what links, passes and packets were in its burst rounds.
+
+    `low`, `high`: the widest interval of the single checks, which are by round and worker.
     """
-    groups: dict[float, list[int]] = {}
-    counts = {run.repeat: counts_by_flow(run.counts) for run in runs}
+    groups: dict[float, list[RoundRow]] = {}
     for row in rows:
         asked, _ = plan.requested(row.iteration, row.worker, row.direction)
-        count = counts[row.repeat].get((row.round, row.worker, row.direction))
-        if asked is not None and count is not None:
-            total = groups.setdefault(asked, [0, 0])
-            total[0] += count.seen
-            total[1] += count.dropped
+        if asked is not None:
+            groups.setdefault(asked, []).append(row)
+    counts = {run.repeat: counts_by_flow(run.counts) for run in runs}
     entries = []
-    for asked, (seen, dropped) in sorted(groups.items()):
+    for asked, group in sorted(groups.items()):
+        found = [counts[row.repeat].get((row.round, row.worker, row.direction)) for row in group]
+        seen, dropped = sum(c.seen for c in found if c), sum(c.dropped for c in found if c)
         same = [c for c in checked.checks if c.transport == name and c.name == "burst loss" and c.requested == asked]
         entries.append(
             {
@@ -223,6 +223,8 @@ def _loss(
                 "seen": seen,
                 "dropped": dropped,
                 "ok": all(c.ok for c in same),
+                "passes": _beside_oracle(group, "passes", plan),
+                "packets": _beside_oracle(group, "packets", plan),
             }
         )
     return entries

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +14,11 @@ Summary = dict[str, Any]
 Cell = Callable[[dict[str, Any]], str]
 MISSING = "-"
 MAX_FAILED_SHOWN = 6
+MAX_BURSTS_SHOWN = 8
+CAPTION = (
+    "Latency of worker to server, every round of every worker. Passes, packets: means of the burst rounds up to the "
+    "packet that completes the round, beside the oracle's means."
+)
 
 
 def render(summary: Summary, console: Console) -> None:
@@ -32,8 +38,10 @@ def _numbers(summary: Summary) -> Table:
         title=f"{summary['scenario']}   seed {summary['seed']}   links: {summary['backend']}, "
         f"loss: {summary['loss_engine']}",
         title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         caption_justify="left",
-        caption="Send latency of workers to server, each round of each worker, on the sender's clock.",
+        caption=CAPTION,
     )
     grid.add_column("", no_wrap=True)
     for name in names:
@@ -72,15 +80,15 @@ def _lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None]]:
         ("total time", lambda t: seconds(t["total_s"]), "total"),
     )
     yield section
-    for iteration in sorted({b["iteration"] for t in summary["transports"].values() for b in t["burst_rounds"]}):
-        yield f"burst at {iteration}: phase, max", _burst(iteration), None
+    iterations = sorted({b["iteration"] for t in summary["transports"].values() for b in t["burst_rounds"]})
+    for iteration in iterations[:MAX_BURSTS_SHOWN]:
+        yield f"burst at {iteration}, max", _burst(iteration), None
+    yield "phase in bursts", _phases, None
     yield section
-    yield "loss in bursts, requested", _losses("requested"), None
-    yield "loss in bursts, achieved", _losses("achieved"), None
-    yield "passes of a burst round", _beside_oracle("passes", "measured"), None
-    yield "  oracle", _beside_oracle("passes", "oracle"), None
-    yield "packets of a burst round", _beside_oracle("packets", "measured"), None
-    yield "  oracle", _beside_oracle("packets", "oracle"), None
+    for loss in sorted({one["requested"] for t in summary["transports"].values() for one in t["by_loss"]}):
+        yield f"loss {100 * loss:.4g} %: achieved", _achieved(loss), None
+        yield "  passes / oracle", _beside_oracle(loss, "passes"), None
+        yield "  packets / oracle", _beside_oracle(loss, "packets"), None
     yield "a round costs", _cost, None
     yield section
     yield "accuracy", lambda t: _percent(t["accuracy"]), None
@@ -100,34 +108,35 @@ def _time(group: str, name: str) -> Cell:
 
 def _burst(iteration: int) -> Cell:
     def cell(transport: dict[str, Any]) -> str:
-        found = [b for b in transport["burst_rounds"] if b["iteration"] == iteration]
-        times = [b["latency_max_s"] for b in found if b["latency_max_s"] is not None]
-        if not times:
-            return MISSING
-        return f"{found[0]['phase']}, {seconds(max(times))}" if found[0]["phase"] else seconds(max(times))
+        found = [b["latency_max_s"] for b in transport["burst_rounds"] if b["iteration"] == iteration]
+        return seconds(max((value for value in found if value is not None), default=None))
 
     return cell
 
 
-def _losses(name: str) -> Cell:
+def _phases(transport: dict[str, Any]) -> str:
+    return ", ".join(dict.fromkeys(burst["phase"] for burst in transport["burst_rounds"] if burst["phase"])) or MISSING
+
+
+def _of_loss(transport: dict[str, Any], loss: float) -> dict[str, Any]:
+    return next((entry for entry in transport["by_loss"] if entry["requested"] == loss), {})
+
+
+def _achieved(loss: float) -> Cell:
     def cell(transport: dict[str, Any]) -> str:
-        shown = [_percent(entry[name]) + ("" if entry["ok"] else " (!)") for entry in transport["loss"]]
-        return ", ".join(shown[:4]) or MISSING
+        found = _of_loss(transport, loss)
+        return _percent(found.get("achieved")) + (" !" if found.get("ok") is False else "")
 
     return cell
 
 
-def _beside_oracle(what: str, name: str) -> Cell:
+def _beside_oracle(loss: float, what: str) -> Cell:
     def cell(transport: dict[str, Any]) -> str:
-        found = transport[what]
+        found = _of_loss(transport, loss).get(what)
         if found is None:
             return MISSING
-        value: float = found[name]
-        text = f"{value:,.0f}" if what == "packets" else f"{value:.2f}"
-        if name == "oracle" and found["oracle_interval"]:
-            low, high = (f"{bound:,.0f}" for bound in found["oracle_interval"])
-            text += f" ({low} to {high})"
-        return text
+        digits = ",.0f" if what == "packets" else ".2f"
+        return f"{found['measured']:{digits}} / {found['oracle']:{digits}}"
 
     return cell
 

@@ -174,7 +174,8 @@ def test_the_summary_is_json_and_holds_the_ratios() -> None:
     assert dblp["latency_s"]["count"] == 45
     assert dblp["burst_latency_s"]["count"] == 6
     assert [b["iteration"] for b in dblp["burst_rounds"]] == [4, 9]
-    assert dblp["loss"][0]["requested"] == 0.9
+    assert dblp["by_loss"][0]["requested"] == 0.9
+    assert dblp["by_loss"][0]["passes"] == dblp["passes"]
     assert dblp["overshoot_packets"] == {"mean": 5.0, "max": 5}
     assert dblp["passes"]["oracle"] == pytest.approx(9.0, abs=0.1)
     assert found["fidelity"]["verdict"] == "faithful"
@@ -207,7 +208,27 @@ def test_the_table_fits_100_columns_and_says_what_counts() -> None:
     text = rendered(faithful_run("dblp.burst_latency.max < mlt.burst_latency.max", bursts=(FakeBurst(4, 0.9),)))
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "…" not in text
-    for words in ("mlt/dblp", "burst latency, max", "oracle", "90.00 %", "97.00 %", "faithful", "0 missed", "held"):
+    for words in (
+        "mlt/dblp",
+        "burst latency, max",
+        "passes / oracle",
+        "loss 90 %",
+        "97.00 %",
+        "faithful",
+        "0 missed",
+        "held",
+    ):
+        assert words in text
+
+
+def test_three_transports_and_two_losses_fit_as_well() -> None:
+    bursts = (FakeBurst(4, 0.6), FakeBurst(9, 0.9))
+    data = faithful_run(bursts=bursts, chunks=3000)
+    third = replace(data.runs[1], name="tcp", kind="tcp")
+    text = rendered(replace(data, runs=(*data.runs, third)))
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "…" not in text
+    for words in ("tcp/dblp", "loss 60 %", "loss 90 %"):
         assert words in text
 
 
