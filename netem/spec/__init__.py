@@ -25,6 +25,7 @@ from netem.spec.scenario import (
     epoch_of,
     iterations_per_epoch,
     iterations_total,
+    profile_options,
 )
 from netem.spec.schema import schema
 from netem.spec.source import Source, SpecError
@@ -58,6 +59,7 @@ __all__ = [
     "load_scenario_text",
     "load_topology",
     "load_topology_text",
+    "profile_options",
     "resolved_yaml",
     "schema",
     "star",

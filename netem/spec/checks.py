@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from typing import Literal
 
 from netem.spec.expand import matching
-from netem.spec.fields import did_you_mean
-from netem.spec.scenario import TRAIN_SAMPLES, Burst, Replay, Scenario, Train, TransportSpec, iterations_total
+from netem.spec.fields import did_you_mean, shown
+from netem.spec.scenario import (
+    PROFILE_TIMES,
+    TRAIN_SAMPLES,
+    Burst,
+    Replay,
+    Scenario,
+    Train,
+    TransportSpec,
+    iterations_total,
+)
 from netem.spec.source import Path_, Source
 from netem.spec.topology import MAX_WORKERS, Topology
+from netem.spec.units import UnitError, parse_time_s
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _TRANSPORT = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
@@ -61,6 +71,7 @@ def _check_names(topology: Topology, source: Source, at: Path_) -> None:
 def check_scenario(spec: Scenario, source: Source) -> None:
     """Raises SpecError. The topology has been checked, and bursts name their workers, before."""
     _check_workload(spec, source)
+    _check_profile(spec, source)
     if not spec.transports:
         raise source.error(("transports",), "is empty; name at least one, such as mlt: {fixed: 0.8%}")
     for name, transport in spec.transports.items():
@@ -92,6 +103,20 @@ def _check_epochs(work: Replay, source: Source) -> None:
     if work.iterations_per_epoch is not None and work.iterations_per_epoch > work.iterations:
         message = f"{work.iterations_per_epoch} is more than all {work.iterations} iterations"
         raise source.error(("workload", "iterations_per_epoch"), message)
+
+
+def _check_profile(spec: Scenario, source: Source) -> None:
+    """Units only: which options there are is the transport's business."""
+    for key, value in spec.profile.items() if isinstance(spec.profile, dict) else ():
+        if key.removesuffix("_s") in PROFILE_TIMES and key.endswith("_s"):
+            raise source.error(("profile", key), f"unknown key; write {key.removesuffix('_s')}: 110 ms")
+        if key in PROFILE_TIMES:
+            try:
+                parse_time_s(value)
+            except UnitError as error:
+                raise source.error(("profile", key), str(error)) from error
+        if key == "base" and not isinstance(value, str):
+            raise source.error(("profile", key), f"expected the name of a profile, got {shown(value)}")
 
 
 _KEYS = {"dblp": ("low", "high", "detector"), "mlt": ("fixed",), "tcp": ()}

@@ -130,10 +130,12 @@ def _links(node: Node) -> Node:
 
 
 def _ends(link: Node, switches: list[str]) -> tuple[Node, str] | None:
-    """(host end, switch name), or None where `between` is not two texts."""
+    """(host end, switch name), or None where `between` is not a list of texts."""
     between = link.child("between")
-    if between is None or len(between.elements) != 2:
+    if between is None or not isinstance(between.value, tuple):
         return None
+    if len(between.elements) != 2:
+        raise between.error(f"expected two names, a host and a switch, got {len(between.elements)}")
     first, second = between.elements
     if not isinstance(first.value, str) or not isinstance(second.value, str):
         return None

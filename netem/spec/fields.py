@@ -119,16 +119,19 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 """Becomes part of a file's name: letters, digits, dot, underscore, hyphen; at most 64."""
 
 
-def explain(error: Any) -> tuple[Path_, str]:
-    """Place and sentence of one entry of pydantic's `ValidationError.errors()`."""
-    kind, location, context, value = error["type"], tuple(error["loc"]), error.get("ctx", {}), error["input"]
+def explain(error: Any) -> tuple[Path_, Path_, str]:
+    """Of one entry of pydantic's `ValidationError.errors()`: its location, keys below it, and a sentence.
+
+    The location still contains pydantic's names of union members; the keys below it need not exist.
+    """
+    kind, location, context = error["type"], tuple(error["loc"]), error.get("ctx", {})
     if kind == "spec":
-        return (*location, *context["path"]), context["text"]
-    if kind == "value_error":
-        return location, str(context["error"])
+        return location, tuple(context["path"]), context["text"]
     if kind == "missing":
-        return location, "is required"
-    return location, _sentence(kind, context, value, error["msg"])
+        return location[:-1], location[-1:], "is required"
+    if kind == "value_error":
+        return location, (), str(context["error"])
+    return location, (), _sentence(kind, context, error["input"], error["msg"])
 
 
 _TYPES = {

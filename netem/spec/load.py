@@ -16,7 +16,7 @@ from netem.spec.checks import burst_workers, capture_hosts, check_scenario, chec
 from netem.spec.fields import FROM_FILE, WITH_UNITS, did_you_mean, explain
 from netem.spec.merge import override
 from netem.spec.scenario import Scenario
-from netem.spec.source import Node, Path_, Source, SpecError, dotted, parse, read_file
+from netem.spec.source import Node, Path_, Source, SpecError, parse, read_file
 from netem.spec.topology import Topology
 
 Kind = Literal["scenario", "topology"]
@@ -114,20 +114,18 @@ def _validated(model: type[M], source: Source) -> M:
         return model.model_validate(source.root.plain(), context=FROM_FILE)
     except ValidationError as error:
         problems = [explain(entry) for entry in error.errors(include_url=False)]
-        errors = [source.error(_real(source.root, location), message) for location, message in problems]
+        errors = [source.error((*_real(source.root, at), *below), text) for at, below, text in problems]
         raise min(errors, key=lambda e: (e.file != source.file, e.line or 0)) from error
 
 
 def _real(root: Node, location: Path_) -> Path_:
     """Pydantic's location without the names of union members that it puts in between."""
     path: list[Any] = []
-    node: Node | None = root
-    for position, key in enumerate(location):
-        below = node.child(key) if node is not None else None
+    node = root
+    for key in location:
+        below = node.child(key)
         if below is not None:
             node = below
-            path.append(key)
-        elif position == len(location) - 1 and node is not None and node.is_mapping and isinstance(key, str):
             path.append(key)
     return tuple(path)
 
@@ -181,9 +179,3 @@ def _missing(kind: Kind, name: str, asked_at: Node | None, as_path: Path) -> Spe
     if asked_at is not None:
         return asked_at.error(message)
     return SpecError(name, None, "", message)
-
-
-__all__ = [
-    "Loaded", "available", "dotted", "load_scenario", "load_scenario_text", "load_topology", "load_topology_text",
-    "resolved_yaml",
-]  # fmt: skip

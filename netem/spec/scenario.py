@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo,
 
 from netem.spec.fields import Name, PositiveTime, Ratio, Snap, Spec, Time, did_you_mean, from_file, refuse, shown
 from netem.spec.topology import Topology
+from netem.spec.units import parse_time_s
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -251,6 +252,22 @@ class Scenario(Spec):
     link: LinkSettings = LinkSettings()
     deadlines: Deadlines = Deadlines()
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
+
+
+PROFILE_TIMES = ("pass_overhead",)
+"""Options of a profile that are times, as the file names them; the transport's own name ends in `_s`."""
+
+
+def profile_options(spec: Scenario) -> dict[str, Any]:
+    """`base` and options under the names and in the units of the transport: `pass_overhead: 110 ms` becomes
+    `pass_overhead_s: 0.11`."""
+    if isinstance(spec.profile, str):
+        return {"base": spec.profile}
+    options = {"base": "recommended", **spec.profile}
+    for key in PROFILE_TIMES:
+        if key in options:
+            options[f"{key}_s"] = parse_time_s(options.pop(key))
+    return options
 
 
 def train_iterations_per_epoch(samples: int, workers: int, batch_size: int) -> int:

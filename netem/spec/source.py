@@ -19,7 +19,7 @@ Key = Union[str, int]  # noqa: UP007 - a runtime alias
 Path_ = tuple[Key, ...]
 Scalar = Union[str, int, float, bool, None]  # noqa: UP007
 
-MAX_NODES = 200_000
+MAX_NODES = 50_000
 """More than any honest file has: a few nested aliases can describe billions of values."""
 
 _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "null", "bool", "int", "float", "str", "timestamp")}
