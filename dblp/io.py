@@ -9,6 +9,7 @@ import errno
 import select
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +119,9 @@ class DataSocket:
         headers["pass"] = batch.passes
         headers["length"] = 4 * self.layout.chunk_values
         np.take(values, batch.sequences, axis=0, out=self._staging_values[:count], mode="clip")
-        short = np.flatnonzero(batch.sequences == last) if self.layout.last_values < self.layout.chunk_values else []
+        short: Sequence[int] | IntArray = (
+            np.flatnonzero(batch.sequences == last) if self.layout.last_values < self.layout.chunk_values else []
+        )
         if not len(short):
             return self._send_rows(0, count, self.stride, deadline)
         at = int(short[0])  # a shorter segment can only be the last of its super-packet

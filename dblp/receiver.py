@@ -6,7 +6,8 @@
 | COMPLETE  | nothing is stored  | Stop (again)  | ignored |
 | GIVEN_UP  | nothing is stored  | Stop (again)  | ignored |
 
-The set is frozen at exactly the chunk that completes the round, so that the result does not depend on what was in flight behind it.
+The set is frozen at exactly the chunk that completes the round, so that the result does not depend on what was in
+flight behind it.
 """
 
 from __future__ import annotations

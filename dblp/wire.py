@@ -8,7 +8,8 @@ Chunk datagram: header of 16 bytes in network byte order, then little-endian flo
     offset 12  pass      u16   how often this chunk was sent before (0 = first transmission)
     offset 14  length    u16   payload bytes, a multiple of 4
 
-Control frame over TCP: body length u32, version u8, type u8, body. The same frame behind a session u32 is a hint datagram.
+Control frame over TCP: body length u32, version u8, type u8, body. The same frame behind a session u32 is a hint
+datagram.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Hello(Frame):
-    """Worker to server, first frame. `metadata` is JSON: chunk count, tensor names and shapes, dtype, profile, tolerance."""
+    """Worker to server, first frame. `metadata` is JSON: chunk count, tensors, dtype, profile, tolerance."""
 
     KIND, LAYOUT, TAIL = 1, struct.Struct("!16sHH"), True
     token: bytes
@@ -178,7 +179,7 @@ class Stop(Frame):
 
 @dataclass(frozen=True)
 class End(Frame):
-    """Server to worker: the round is over for everybody. Says whether the step counts, and what holds for the next round."""
+    """Server to worker: the round is over for everybody. Says whether it counts, and what holds for the next."""
 
     KIND, LAYOUT = 9, struct.Struct("!IBBd")
     round: int

@@ -26,7 +26,7 @@ def send_stream(
 
     Raises StreamBroken when the connection fails.
     """
-    payload = memoryview(values.reshape(-1)).cast("B")
+    payload = values.reshape(-1).data.cast("B")
     header = encode_stream_header(session, round_, len(payload))
     left = [memoryview(header), payload]
     sent = Sent(began_s=clock())
@@ -82,7 +82,7 @@ class StreamReceive:
         self.cancelled = self.complete = False
         self.first_at: float | None = None
         self._header = bytearray()
-        self._payload = memoryview(values.reshape(-1)).cast("B")
+        self._payload = values.reshape(-1).data.cast("B")
         self._filled = 0
 
     def cancel(self) -> None:
