@@ -38,8 +38,8 @@ NO_NAMESPACE = (
 )
 NO_NETEM = (
     "Use the backend `bpf` (chosen by itself), or a kernel that has it: Debian linux-image-amd64 (not the cloud "
-    "image), Ubuntu linux-modules-extra-$(uname -r), RHEL and Fedora kernel-modules-extra; WSL2 and micro-VMs have none. "
-    "`dblp-netem vm` runs one in a virtual machine."
+    "image), Ubuntu linux-modules-extra-$(uname -r), RHEL and Fedora kernel-modules-extra; WSL2 and micro-VMs have "
+    "none. `dblp-netem vm` runs one in a virtual machine."
 )
 NO_BPF = "Use the backend `netem`, or a kernel with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS."
 NO_TBF = "A link without `rate` works. For a rate: a kernel with CONFIG_NET_SCH_TBF (RHEL: kernel-modules-extra)."

@@ -11,7 +11,8 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,12 @@ def this_process() -> Process:
 
 
 class LabState:
-    """The state of one lab, its lock held. Every change is on disk when the method returns."""
+    """The state of one lab. Every change is made under its lock, and on disk when the method returns."""
 
-    def __init__(self, directory: Path, lock_fd: int, record: Record) -> None:
+    def __init__(self, directory: Path, lock_fd: int | None, record: Record) -> None:
+        """Use `create`, `open` (both keep the lock) or `look` (takes it for each change)."""
         self._directory = directory
-        self._lock_fd: int | None = lock_fd
+        self._lock_fd = lock_fd
         self.record = record
 
     @classmethod
@@ -126,6 +128,27 @@ class LabState:
             os.close(lock_fd)
             raise
 
+    @classmethod
+    def look(cls, directory: Path, lab_id: str) -> LabState:
+        """Read a lab's state without its lock. StateError when it is missing or damaged."""
+        return cls(directory, None, read(directory, lab_id))
+
+    def acquire(self) -> None:
+        """Take the lock, unless it is held, and read the state anew. LabBusy, or StateError when it is gone."""
+        if self._lock_fd is None:
+            self._lock_fd = _lock(self._directory, self.record.id, make=False)
+            self.record = read(self._directory, self.record.id)
+
+    @contextmanager
+    def _changing(self) -> Generator[None, None, None]:
+        held = self._lock_fd is not None
+        self.acquire()
+        try:
+            yield
+        finally:
+            if not held:
+                self.release()
+
     def _save(self, record: Record) -> None:
         path = path_of(self._directory, record.id)
         temporary = path.with_suffix(".json.new")
@@ -138,15 +161,19 @@ class LabState:
 
     def add_child(self, child: Process) -> None:
         """Record a child; those that have ended are forgotten on this occasion."""
-        alive = tuple(c for c in self.record.children if c.alive)
-        self._save(replace(self.record, children=(*alive, child)))
+        with self._changing():
+            alive = tuple(c for c in self.record.children if c.alive)
+            self._save(replace(self.record, children=(*alive, child)))
 
     def forget_namespace(self, name: str) -> None:
         """A name that turned out to be someone else's."""
-        self._save(replace(self.record, namespaces=tuple(n for n in self.record.namespaces if n != name)))
+        with self._changing():
+            rest = tuple(n for n in self.record.namespaces if n != name)
+            self._save(replace(self.record, namespaces=rest))
 
     def set_owner(self, owner: Process | None) -> None:
-        self._save(replace(self.record, owner=owner))
+        with self._changing():
+            self._save(replace(self.record, owner=owner))
 
     def release(self) -> None:
         """Let go of the lock; the files stay. Idempotent."""

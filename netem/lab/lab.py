@@ -43,8 +43,9 @@ TERMINATE_TIMEOUT_S = 2.0
 class Lab:
     """A built lab, and a context manager that tears it down. Use it from the main thread alone."""
 
-    def __init__(self, state: LabState, plan: Plan, settings: Settings) -> None:
-        """Use `Lab.build`."""
+    def __init__(self, state: LabState, plan: Plan, settings: Settings, *, mine: bool) -> None:
+        """Use `Lab.build` or `Lab.attach`."""
+        self._mine = mine
         self._state = state
         self._plan = plan
         self._settings = settings
@@ -71,7 +72,7 @@ class Lab:
         """
         settings = settings or Settings()
         state, plan = _claim(topology, name or topology.name, state_dir, network)
-        lab = cls(state, plan, settings)
+        lab = cls(state, plan, settings, mine=True)
         try:
             lab._construct()
         except BaseException:
@@ -81,27 +82,28 @@ class Lab:
 
     @classmethod
     def attach(cls, name_or_id: str, *, state_dir: Path = DEFAULT_DIR) -> Lab:
-        """Take over a lab that `build` and `detach` left behind; leave it with `detach` again, or end it with `close`.
+        """A lab that another command built: one left standing by `detach`, or one in use.
 
-        Errors: LabBusy (another command is working on it), StateError (no such lab).
+        As a context manager it ends only what this process started in it; `close` ends the lab, unless another process
+        is working on it (LabBusy). StateError: no such lab.
         """
-        state = LabState.open(state_dir, _find(name_or_id, state_dir))
+        state = LabState.look(state_dir, _find(name_or_id, state_dir))
+        teardown.check_record(state.record)
         try:
-            teardown.check_record(state.record)
             plan = Plan.from_json(state.record.plan)
-            lab = cls(state, plan, Settings())
-            lab._places = find_ports(plan)
-        except BaseException:
-            state.release()
-            raise
+        except (KeyError, TypeError) as error:
+            raise StateError(f"the state of lab {name_or_id} has no plan of this version: {error}") from error
+        lab = cls(state, plan, Settings(), mine=False)
+        lab._places = find_ports(plan)
         return lab
 
     def detach(self) -> None:
-        """Leave the lab standing after this command; `attach` finds it by name or id. Its children are ended."""
+        """Leave the lab standing after this command; `attach` finds it by name or id. Processes in it are ended."""
         self._end_children()
-        self._state.set_owner(None)
+        if self._mine:
+            self._state.set_owner(None)
+            self._mine = False
         self._state.release()
-        self.removed = teardown.Removed(self.id, self.name)
 
     def _construct(self) -> None:
         for name in self._plan.namespaces:
@@ -205,8 +207,14 @@ class Lab:
 
     def _record_child(self, pid: int, what: str) -> None:
         ticks = start_ticks(pid)
-        if ticks is not None:
+        if ticks is None:
+            return
+        try:
             self._state.add_child(Process(pid, ticks, what))
+        except LabBusy:
+            if self._mine:
+                raise
+            # A guest in a lab that another process runs: it cannot be recorded, but it dies with us.
 
     def _end_children(self) -> None:
         """SIGTERM to all at once, then SIGKILL to those that do not listen; then the captures, which see it all."""
@@ -224,13 +232,19 @@ class Lab:
         self._captures.clear()
 
     def close(self) -> teardown.Removed:
-        """Tear down: captures, processes, namespaces, state file. Idempotent; never raises for what is left."""
+        """Tear down: processes, captures, namespaces, state file. Idempotent; what is left is in the answer.
+
+        LabBusy when another process is working on the lab.
+        """
         if self.removed is None:
+            self._state.acquire()
             try:
                 self._end_children()
             finally:
-                self.removed = teardown.remove(self._state)
-                self._state.release()
+                try:
+                    self.removed = teardown.remove(self._state)
+                finally:
+                    self._state.release()
         return self.removed
 
     def __enter__(self) -> Lab:
@@ -239,7 +253,10 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if self._mine:
+            self.close()
+        else:
+            self._end_children()
 
 
 def _find(name_or_id: str, state_dir: Path) -> str:
