@@ -21,6 +21,7 @@ Scalar = Union[str, int, float, bool, None]  # noqa: UP007
 
 MAX_NODES = 50_000
 """More than any honest file has: a few nested aliases can describe billions of values."""
+MAX_DEPTH = 50
 
 _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "null", "bool", "int", "float", "str", "timestamp")}
 _TEXT_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "timestamp")}
@@ -187,6 +188,8 @@ class _Reader:
             raise SpecError(mark.file, mark.line, dotted(path), f"more than {MAX_NODES} values")
         if id(node) in parents:
             raise SpecError(mark.file, mark.line, dotted(path), "an alias that contains itself")
+        if len(parents) == MAX_DEPTH:
+            raise SpecError(mark.file, mark.line, dotted(path[:8]), "is nested too deeply")
         parents = (*parents, id(node))
         if str(node.tag) not in _TAGS:
             raise SpecError(mark.file, mark.line, dotted(path), f"the YAML tag {node.tag} is not supported")

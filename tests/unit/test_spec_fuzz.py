@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given, settings
@@ -34,11 +36,11 @@ SCENARIO: dict[str, Any] = {
     "deadlines": {"round": "5 s"},
 }
 
-WORDS = ["", "all", "90%", "5 ms", "-1%", "1 Gbit", "star3", "worker1", "server", "sw", "*", "0..14", "paper", "up", "kind"]
+WORDS = ["", "all", "90%", "5 ms", "-1%", "1 Gbit", "star3", "worker1", "server", "sw", "*", "0..14", "paper", "up"]
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.sampled_from(WORDS), st.text(max_size=6)
 )
-KEYS = st.one_of(st.sampled_from(["extends", "star", "workers", "kind", "up", "loss", "paper", "base"]), st.text(max_size=4))
+KEYS = st.sampled_from(["extends", "star", "workers", "kind", "up", "loss", "paper", "base"]) | st.text(max_size=4)
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
 )
@@ -70,6 +72,14 @@ def written(value: Any) -> str:
     return buffer.getvalue()
 
 
+def reloads(load: Callable[[str], Any], text: str) -> Any:
+    """What was once valid must load: here a SpecError is a failure too."""
+    try:
+        return load(text)
+    except SpecError as error:
+        raise AssertionError(f"{error} in\n{text}") from error
+
+
 def test_the_starting_point_is_valid() -> None:
     assert load_scenario_text(written(SCENARIO)).spec.name == "fuzz"
 
@@ -77,38 +87,28 @@ def test_the_starting_point_is_valid() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(PLACES), VALUES, st.none() | KEYS)
 def test_a_changed_scenario(place: tuple[Any, ...], value: Any, add: str | None) -> None:
-    try:
+    with suppress(SpecError):
         spec = load_scenario_text(written(changed(place, value, add))).spec
-    except SpecError as error:
-        assert error.message
-    else:
-        assert load_scenario_text(resolved_yaml(spec)).spec == spec
+        assert reloads(load_scenario_text, resolved_yaml(spec)).spec == spec
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([p for p in PLACES if p[0] == "topology" and len(p) > 1]), VALUES, st.none() | KEYS)
 def test_a_changed_topology(place: tuple[Any, ...], value: Any, add: str | None) -> None:
-    try:
+    with suppress(SpecError):
         topology = load_topology_text(written(changed(place, value, add)["topology"]))
-    except SpecError as error:
-        assert error.message
-    else:
-        assert load_topology_text(resolved_yaml(topology)) == topology
+        assert reloads(load_topology_text, resolved_yaml(topology)) == topology
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40) | st.sampled_from([".".join(map(str, place)) for place in PLACES]), VALUES)
 def test_any_override(key: str, value: Any) -> None:
-    try:
+    with suppress(SpecError):
         load_scenario_text(written(SCENARIO), [f"{key}={value}"])
-    except SpecError as error:
-        assert error.message
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text(text: str) -> None:
-    try:
+    with suppress(SpecError):
         load_scenario_text(text)
-    except SpecError as error:
-        assert error.message
