@@ -39,7 +39,11 @@ def show(value: int) -> str:
 
 @dataclass(frozen=True)
 class Netem:
-    """Delay, jitter and random, independent loss. `limit_packets` bounds all that waits, the delayed included."""
+    """Delay, jitter and random, independent loss. `limit_packets` bounds all that waits, the delayed included.
+
+    `in_order` keeps jitter from reordering packets: netem sends none before its predecessor where it has a rate
+    (sch_netem.c, netem_enqueue), so it gets the highest that there is, 0.35 us for a packet of 1,500 bytes.
+    """
 
     handle: int
     parent: int
@@ -47,6 +51,12 @@ class Netem:
     delay_us: int = 0
     jitter_us: int = 0
     loss_ratio: float = 0.0
+    in_order: bool = False
+
+    @property
+    def rate_bytes(self) -> int:
+        """Bytes per second; 0 is none, and must be sent: what a change leaves out stays."""
+        return U32_MAX if self.in_order else 0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.loss_ratio <= 1.0:
@@ -166,6 +176,7 @@ def arguments(qdisc: Qdisc) -> dict[str, Any]:
                 "jitter": qdisc.jitter_us,
                 "loss": loss_percent(qdisc.loss_ratio),
                 "limit": qdisc.limit_packets,
+                "rate": qdisc.rate_bytes,
             }
         case Tbf():
             rate = math.ceil(qdisc.rate_bps / 8)  # bytes/s as a number: a string would be bit/s
@@ -235,7 +246,8 @@ def _netem_differences(qdisc: Netem, options: Any) -> list[str]:
         wrong.append(f"loss is {loss:.9f} instead of {qdisc.loss_ratio:.9f}")
     for name in ("duplicate", "gap"):
         wrong += _unequal(name, 0, options[name])
-    for attribute in ("CORR", "REORDER", "CORRUPT", "RATE"):
+    wrong += _unequal("rate", qdisc.rate_bytes, (options.get_attr("TCA_NETEM_RATE") or {"rate": 0})["rate"])
+    for attribute in ("CORR", "REORDER", "CORRUPT"):
         values = options.get_attr(f"TCA_NETEM_{attribute}") or {}
         foreign = {k: v for k, v in values.items() if v and not k.startswith(("attrs", "header"))}
         if foreign:

@@ -13,6 +13,7 @@ What this backend cannot do, or does differently from `bpf`:
 - Loss is random, not repeatable by a seed. Base loss hits ARP and unknown senders as well.
 - With a rate, bands are served in strict order: during a burst, control packets overtake impaired data packets that
   wait for the rate limiter. One queue for both: `loss_engine: bpf`.
+- Jitter reorders packets, except with a rate.
 - Delay comes before the rate: packets that wait for either count against one limit, that of their band.
 - Packets are counted while a rule names their sender, and in band 0 (sender "*", kind "other").
 - The kernel counts injected loss and overflow of the limit in one number; `split_drops` says how they are told
@@ -86,9 +87,10 @@ def tree(shape: Shape, mtu: int, losses: Sequence[float]) -> Tree:
     if len(losses) > 1:
         parts.append(Prio(PRIO_HANDLE, parent, len(losses)))
     limit = limit_packets(shape, mtu)
+    in_order = shape.jitter_us > 0 and shape.rate_bps is not None
     for band, loss in enumerate(losses):
         place = PRIO_HANDLE | band + 1 if len(losses) > 1 else parent
-        parts.append(Netem(netem_handle(band), place, limit, shape.delay_us, shape.jitter_us, loss))
+        parts.append(Netem(netem_handle(band), place, limit, shape.delay_us, shape.jitter_us, loss, in_order))
     return tuple(parts)
 
 

@@ -10,6 +10,7 @@ import json
 import platform
 import socket
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -34,6 +35,7 @@ from netem.links.netem import NetemPort, netem_handle  # noqa: E402
 SENDERS = ["10.77.0.2", "10.77.0.3"]
 FLOW = Flow("udp", dst_ports=(29600, 29699))
 KEY = Key(((4, 14),), index=(4, 8))
+RESULT = Path(sys.argv[1])
 LOSS_PACKETS = 10_000
 Check = Callable[[], dict[str, Any]]
 CHECKS: dict[str, Check] = {}
@@ -97,6 +99,19 @@ def delay() -> dict[str, Any]:
         port.install(Shape(delay_us=10_000, jitter_us=4_000), FLOW, KEY, SENDERS)
         found["jittered_s"] = sorted(traffic.round_trips_s(50))
         return found
+
+
+@check
+def jitter_order() -> dict[str, Any]:
+    """200 packets through 10 +- 8 ms: with a rate in order, without one not."""
+    found = {}
+    for name, rate_bps in (("rated", 10**9), ("unrated", None)):
+        shape = Shape(delay_us=10_000, jitter_us=8_000, rate_bps=rate_bps)
+        with port_of(shape) as (_, network), Traffic(network, SENDERS[0]) as traffic:
+            for index in range(200):
+                traffic.send(1, index=index)
+            found[name] = [index for index, _ in traffic.receive(quiet_s=0.5)]
+    return found
 
 
 def _loss(ratio: float, shape: Shape, *, bpf_loss: bool = False) -> dict[str, Any]:
@@ -280,13 +295,24 @@ def tampering() -> dict[str, Any]:
 
 
 @check
+def burst_run() -> dict[str, Any]:
+    """The whole product on this kernel: a replay run with delay and one burst, see burst-vm.yaml."""
+    parent = RESULT.parent / "runs"
+    scenario = Path(__file__).with_name("burst-vm.yaml")
+    command = [sys.executable, "-m", "netem.cli", "run", str(scenario), "--out", str(parent)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    folders = sorted(str(path) for path in parent.glob("*") if path.is_dir())
+    return {"status": done.returncode, "output": (done.stdout + done.stderr)[-8000:], "folders": folders}
+
+
+@check
 def clean_up() -> dict[str, Any]:
     with port_of(Shape(delay_us=1_000, rate_bps=10**9)) as (port, network):
         port.close()
         return {"qdiscs": handles(network)}
 
 
-def main(result: Path, names: list[str]) -> None:
+def main(names: list[str]) -> None:
     found: dict[str, Any] = {"boot_s": float(Path("/proc/uptime").read_text().split()[0])}
     for name in names or CHECKS:
         began = time.monotonic()
@@ -295,9 +321,9 @@ def main(result: Path, names: list[str]) -> None:
         except Exception:
             found[name] = {"error": traceback.format_exc()}
         found[name]["took_s"] = round(time.monotonic() - began, 2)
-        result.write_text(json.dumps(found, indent=1))
+        RESULT.write_text(json.dumps(found, indent=1))
         print(name, found[name].get("error", "done"), found[name]["took_s"], flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[2:])

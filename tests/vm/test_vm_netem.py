@@ -1,0 +1,165 @@
+"""The netem backend on a real sch_netem: what was asked for against what was measured in the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from netem.analysis.intervals import clopper_pearson
+
+FALSE_ALARM = 1e-5  # for each of about ten intervals
+pytestmark = pytest.mark.timeout(1000)  # the first test waits for the machine
+
+Measured = dict[str, Any]
+
+
+def report(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with capsys.disabled():
+        print(f"\n  vm: {text}", end=" ")
+
+
+def counter(measured: Measured, source: str, kind: str = "data") -> dict[str, Any]:
+    found = [c for c in measured["counters"] if c["source"] == source and c["kind"] == kind]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_kernel(guest: Measured, measured: Measured, capsys: pytest.CaptureFixture[str]) -> None:
+    report(capsys, f"kernel {measured['release']}, sch_netem loaded, booted in {guest['boot_s']:.0f} s")
+    assert measured["netem"]
+    assert measured["qdiscs"] == ["100:", "101:", "102:", "10:"]
+    assert measured["loss_engine"] == "netem"
+
+
+def test_delay(measured: Measured, capsys: pytest.CaptureFixture[str]) -> None:
+    data_ms = 1e3 * (measured["data_s"] - measured["base_s"])
+    other_ms = 1e3 * (measured["other_s"] - measured["base_s"])
+    report(capsys, f"delay requested 10 ms, achieved {data_ms:.2f} ms (data), {other_ms:.2f} ms (other)")
+    # netem never sends early; the emulated machine's timers are late by a few ms.
+    for achieved_ms in (data_ms, other_ms):
+        assert 9.9 <= achieved_ms < 16
+    assert abs(data_ms - other_ms) < 2, "both classes have the same delay"
+
+
+@pytest.mark.check("delay")
+def test_jitter(measured: Measured) -> None:
+    times_ms = [1e3 * (t - measured["base_s"]) for t in measured["jittered_s"]]
+    assert times_ms[0] >= 5.9
+    spread_ms = times_ms[-3] - times_ms[2]
+    assert 3 < spread_ms < 16, "50 samples of 10 +- 4 ms"
+
+
+def test_jitter_order(measured: Measured) -> None:
+    assert measured["rated"] == list(range(200))
+    assert sorted(measured["unrated"]) == list(range(200))
+    assert measured["unrated"] != list(range(200))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param("loss_50", marks=pytest.mark.check("loss_50")),
+        pytest.param("loss_90", marks=pytest.mark.check("loss_90")),
+        pytest.param("loss_90_by_bpf", marks=pytest.mark.check("loss_90_by_bpf")),
+    ],
+)
+def test_loss(loss: str, measured: Measured, capsys: pytest.CaptureFixture[str]) -> None:
+    sent, received = measured["sent"], measured["received"]
+    interval = clopper_pearson(sent - received, sent, FALSE_ALARM)
+    achieved = (sent - received) / sent
+    report(
+        capsys,
+        f"{loss}: requested {measured['requested']:.2%}, achieved {achieved:.2%} of {sent} packets, "
+        f"interval {interval.low:.2%} to {interval.high:.2%}",
+    )
+    assert measured["requested"] in interval
+    count = counter(measured, "10.77.0.2")
+    assert (count["seen"], count["dropped"]) == (sent, sent - received)
+    assert measured["control_received"] == measured["control_sent"]
+    assert measured["spared_received"] == measured["spared_sent"]
+    assert measured["health"]["queue_dropped"] == 0
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param("loss_50", marks=pytest.mark.check("loss_50")),
+        pytest.param("loss_90", marks=pytest.mark.check("loss_90")),
+        pytest.param("loss_90_by_bpf", marks=pytest.mark.check("loss_90_by_bpf")),
+    ],
+)
+def test_after_the_loss_nothing_is_lost(loss: str, measured: Measured) -> None:
+    assert measured["after_received"] == measured["after_sent"] == 2_000
+    before = counter(measured, "10.77.0.2")["dropped"]
+    assert counter(measured["after"], "10.77.0.2")["dropped"] == before
+    assert measured["after"]["health"]["queue_dropped"] == 0
+
+
+def test_base_loss(measured: Measured) -> None:
+    sent = measured["sent"]
+    assert 0.02 in clopper_pearson(sent - measured["received"], sent, FALSE_ALARM)
+    assert 0.51 in clopper_pearson(sent - measured["rule_received"], sent, FALSE_ALARM)
+
+
+def test_change_in_place(measured: Measured, capsys: pytest.CaptureFixture[str]) -> None:
+    report(
+        capsys,
+        f"change in place: burst on in {1e3 * measured['apply_s']:.0f} ms, off in "
+        f"{1e3 * measured['clear_s']:.0f} ms, {measured['sent'] - measured['received']} of {measured['sent']} "
+        f"waiting packets lost",
+    )
+    assert measured["before"] == measured["after"]
+    assert measured["waiting"][:2] == [200, 200], "the packets were in the qdiscs while these changed"
+    assert measured["received"] == measured["sent"]
+    assert measured["later_received"] == measured["later_sent"]
+    assert sum(c["dropped"] for c in measured["counters"]) == 0
+
+
+def test_window(measured: Measured) -> None:
+    assert measured["received"] == {"40": 100, "41": 0, "42": 0, "43": 100}
+    assert counter(measured, "10.77.0.2")["dropped"] == 200
+
+
+def test_match_all(measured: Measured) -> None:
+    assert measured["hit"] == {"data": 0, "other": 0}
+    assert measured["spared"] == {"data": 100, "other": 100}
+
+
+def test_overflow(measured: Measured) -> None:
+    assert measured["received"] == 100
+    assert counter(measured, "10.77.0.2")["dropped"] == 0
+    assert measured["health"]["queue_dropped"] == 200
+
+
+def test_rate(measured: Measured, capsys: pytest.CaptureFixture[str]) -> None:
+    assert measured["received"] == measured["sent"]
+    assert measured["first_s"] >= 0.0199
+    # The first packet leaves at once and a full bucket with it; the others at the rate.
+    bits = 8 * ((measured["sent"] - 1) * measured["frame_bytes"] - measured["burst_bytes"])
+    achieved_bps = bits / measured["spread_s"]
+    report(capsys, f"rate requested 10 Mbit/s, achieved {achieved_bps / 1e6:.2f} Mbit/s")
+    assert achieved_bps == pytest.approx(10e6, rel=0.15)
+    lost = measured["lossy_sent"] - measured["lossy_received"]
+    assert 0.5 in clopper_pearson(lost, measured["lossy_sent"], FALSE_ALARM)
+    assert "1:" in measured["qdiscs"]
+
+
+def test_tcp_flow(measured: Measured) -> None:
+    assert (measured["lost"], measured["clear"]) == ("timed out", "connected")
+    count = counter(measured, "10.77.0.2")
+    assert count["dropped"] >= 1
+    assert count["seen"] > count["dropped"]
+
+
+def test_many_senders(measured: Measured) -> None:
+    assert measured["received"] == 0
+    assert "loss_engine: bpf" in measured["refused"]
+
+
+def test_tampering(measured: Measured) -> None:
+    assert "limit is 77 instead of" in measured["error_text"]
+
+
+def test_clean_up(measured: Measured) -> None:
+    assert measured["qdiscs"] == ["0:"]  # noqueue, what a veth has without any
