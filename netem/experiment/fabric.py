@@ -1,0 +1,175 @@
+"""The links of a lab while a scenario runs: which port loses which packets of whom, and what each has counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from netem.analysis.records import LinkCount
+from netem.experiment.prepare import Job
+from netem.lab import Lab
+from netem.links import mask
+from netem.links.base import Counter, Flow, LinkError, LossRule, Port, PortHealth, Shape
+from netem.links.bpf import BpfPort, LossFilter
+from netem.links.choose import BackendChoice
+from netem.links.netem import NetemPort
+from netem.spec import Burst, LinkShape, Scenario, Step, Topology
+
+
+def shape_of(shape: LinkShape, loss_at: str = "before_rate") -> Shape:
+    """A link direction of the topology in the terms of the links."""
+    return Shape(
+        delay_us=shape.delay_us,
+        jitter_us=shape.jitter_us,
+        rate_bps=None if shape.rate_bps is None else round(shape.rate_bps),
+        loss_ratio=shape.loss,
+        limit_packets=shape.queue_packets,
+        queue_bytes=shape.queue_bytes,
+        loss_at="after_rate" if loss_at == "after_rate" else "before_rate",
+    )
+
+
+def base_loss(topology: Topology) -> dict[tuple[int, str], float]:
+    """Steady loss of each worker's path, by (worker's rank, direction), where there is any."""
+    found: dict[tuple[int, str], float] = {}
+    server = topology.link_of(topology.server)
+    for name, rank in topology.ranks.items():
+        own = topology.link_of(name)
+        for direction, ratio in (
+            ("up", 1 - (1 - own.up.loss) * (1 - server.down.loss)),
+            ("down", 1 - (1 - server.up.loss) * (1 - own.down.loss)),
+        ):
+            if rank and ratio > 0:
+                found[rank, direction] = ratio
+    return found
+
+
+def rules_for(
+    step: Step, direction: str, ranks: Iterable[int], sources: Mapping[int, str], names: Mapping[int, str], seed: int
+) -> tuple[LossRule, ...]:
+    """The loss rules of one port: `ranks` are the workers whose packets pass it in this direction.
+
+    Of several bursts on the same packets the highest loss holds. Going down all workers' packets have one source, but
+    each passes a port of its own.
+    """
+    rules: dict[int, LossRule] = {}
+    for rank in ranks:
+        for burst in step.bursts:
+            if not _hits(burst, direction, names[rank]):
+                continue
+            known = rules.get(rank)
+            match = "all" if "all" in (burst.match, known.match if known else "") else "data"
+            loss = max(burst.loss, known.loss_ratio if known else 0.0)
+            state = mask.port_state(seed, direction, rank)
+            rules[rank] = LossRule(sources[rank], state, loss, match, step.round, step.round)
+    return tuple(rules.values())
+
+
+def _hits(burst: Burst, direction: str, worker: str) -> bool:
+    return burst.direction in (direction, "both") and (burst.workers == "all" or worker in burst.workers)
+
+
+@dataclass
+class Fabric:
+    """The ports of one lab, for one job after another. Use as a context: `close` releases what it holds."""
+
+    lab: Lab
+    spec: Scenario
+    choice: BackendChoice
+    seed: int = 0
+    ports: dict[str, Port] = field(default_factory=dict)
+    _uplinks: list[Port | LossFilter] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        topology = self.spec.topology
+        self.names = {rank: name for name, rank in topology.ranks.items()}
+        self.address = {rank: self.lab.hosts[name].address for rank, name in self.names.items()}
+        self.workers = [rank for rank in self.names if rank]
+        for name in topology.ranks:
+            place = self.lab.port_of(name)
+            receiver = (self.lab.hosts[name].netns, self.lab.hosts[name].ifname)
+            self.ports[name] = self._port(f"port to {name}", place.netns, place.ifname, receiver)
+        self._install_uplinks()
+
+    def _port(self, label: str, netns: str, ifname: str, receiver: tuple[str, str] | None = None) -> Port:
+        mtu = self.spec.topology.mtu
+        if self.choice.name == "bpf":
+            return BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver)
+        loss = BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver) if self.choice.loss_engine == "bpf" else None
+        return NetemPort(label, netns, ifname, classifier=loss)
+
+    def _install_uplinks(self) -> None:
+        """From the hosts to the switch: delay and rate at the host, loss where the packet enters the switch."""
+        for name in self.spec.topology.ranks:
+            link, host = self.spec.topology.link_of(name), self.lab.hosts[name]
+            shape = shape_of(link.up)
+            if shape.delay_us or shape.jitter_us or shape.rate_bps:
+                steady = Shape(shape.delay_us, shape.jitter_us, shape.rate_bps, 0.0, shape.limit_packets, shape.queue_bytes)
+                port = self._port(f"uplink of {name}", host.netns, host.ifname)
+                port.install(steady, None, None, ())
+                self._uplinks.append(port)
+            if shape.loss_ratio:
+                place = self.lab.port_of(name)
+                loss = LossFilter(place.netns, place.ifname, "ingress")
+                loss.install(None, None, [host.address], shape.loss_ratio)
+                self._uplinks.append(loss)
+
+    def install(self, job: Job) -> None:
+        """Steady state of every port for a job; counters start at zero."""
+        self.seed = job.config.seed
+        for name, rank in self.spec.topology.ranks.items():
+            down = shape_of(self.spec.topology.link_of(name).down, self.spec.link.loss_at)
+            flow: Flow = job.flow("down" if rank else "up")
+            self.ports[name].install(down, flow, job.key, self._sources(rank))
+            self.ports[name].set_label(0)
+
+    def _sources(self, rank: int) -> list[str]:
+        """Who sends data through the port that faces a host."""
+        return [self.address[0]] if rank else [self.address[worker] for worker in self.workers]
+
+    def apply(self, step: Step) -> None:
+        """Put a step's bursts, and nothing else, in place at every port. Raises LinkError when one is not as asked."""
+        for name, rank in self.spec.topology.ranks.items():
+            if rank:
+                rules = rules_for(step, "down", [rank], {rank: self.address[0]}, self.names, self.seed)
+            else:
+                rules = rules_for(step, "up", self.workers, self.address, self.names, self.seed)
+            self.ports[name].set_loss(rules)
+
+    def label(self, round_: int) -> None:
+        """Count packets that do not say their round under this one, from now on."""
+        for port in self.ports.values():
+            port.set_label(round_)
+
+    def counts(self, job: Job, labelled: Sequence[int]) -> list[LinkCount]:
+        """Data packets of the job since `install`. Of a transport without a key only `labelled` rounds are certain."""
+        found: list[LinkCount] = []
+        for name, rank in self.spec.topology.ranks.items():
+            for counter in self.ports[name].counters():
+                if counter.kind != "data":
+                    continue
+                direction, worker = ("down", rank) if rank else ("up", self._rank_of(counter))
+                round_ = counter.index if job.key is not None or counter.index in labelled else None
+                found.append(
+                    LinkCount(direction, worker, round_, counter.seen, counter.dropped, counter.bytes_seen)
+                )
+        return found
+
+    def _rank_of(self, counter: Counter) -> int:
+        for rank in self.workers:
+            if self.address[rank] == counter.source:
+                return rank
+        raise LinkError(f"a counter of {counter.source}, which no worker has")
+
+    def health(self) -> dict[str, PortHealth]:
+        return {name: port.health() for name, port in self.ports.items()}
+
+    def __enter__(self) -> Fabric:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for port in (*self.ports.values(), *self._uplinks):
+            port.close()

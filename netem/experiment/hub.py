@@ -1,0 +1,188 @@
+"""The testbed's end of DBLP_EVENTS: collects what the workload reports, answers its gates, hands in sockets.
+
+One thread, one selector: the same loop watches the processes, so that a dead rank never leaves the others waiting.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+LINE_LIMIT = 1 << 20
+SOCKET_NAME = "events.sock"
+
+clock = time.monotonic
+
+Event = dict[str, Any]
+
+
+class HubError(Exception):
+    """A rank broke the protocol of DBLP_EVENTS."""
+
+
+@dataclass
+class _Peer:
+    sock: socket.socket
+    pending: bytearray = field(default_factory=bytearray)
+    rank: int | None = None
+
+
+class Hub:
+    """Serves one job.
+
+    Args:
+        folder: where the socket is made; the workload's working directory, so that its path is short.
+        workers: ranks that ask at gates.
+        gates: rounds before which they ask.
+        open_gate: puts the impairment of a round in place; the gate opens when it returns.
+        make_socket: (rank, kind, receive buffer, send buffer) -> an unbound socket in that rank's host.
+        sink: gets every event.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        uid: int | None,
+        workers: int,
+        gates: tuple[int, ...],
+        open_gate: Callable[[int], None],
+        make_socket: Callable[[int, str, int, int], socket.socket],
+        sink: Callable[[Event], None],
+    ) -> None:
+        self.workers, self.gates = workers, gates
+        self._open_gate, self._make_socket, self._sink = open_gate, make_socket, sink
+        self._waiting: dict[int, list[_Peer]] = {}
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._selector = selectors.DefaultSelector()
+        self.path = folder / SOCKET_NAME
+        self.path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._bind(folder, uid)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bind(self, folder: Path, uid: int | None) -> None:
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._listener.bind(f"/proc/self/fd/{folder_fd}/{SOCKET_NAME}")  # a socket's path has at most 107 bytes
+        finally:
+            os.close(folder_fd)
+        if uid is not None:
+            os.chown(self.path, uid, -1, follow_symlinks=False)
+        os.chmod(self.path, 0o600)
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Calls `action` from `step` when the time has come."""
+        self._timers.append((clock() + delay_s, action))
+
+    def step(self, timeout_s: float) -> None:
+        """Handles what is there, waiting at most `timeout_s`. Raises HubError, and what `open_gate` raises."""
+        if self._timers:
+            timeout_s = min(timeout_s, max(0.0, min(at for at, _ in self._timers) - clock()))
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is None:
+                self._accept()
+            else:
+                self._read(key.data)
+        self._run_timers()
+
+    def _run_timers(self) -> None:
+        now = clock()
+        due = [timer for timer in self._timers if timer[0] <= now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]
+        for _, action in due:
+            action()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        sock.setblocking(False)
+        self._selector.register(sock, selectors.EVENT_READ, _Peer(sock))
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            data = peer.sock.recv(1 << 18)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._forget(peer)
+            return
+        peer.pending += data
+        *lines, rest = peer.pending.split(b"\n")
+        peer.pending = bytearray(rest)
+        if len(rest) > LINE_LIMIT:
+            raise HubError(f"rank {peer.rank} sent a line of more than {LINE_LIMIT} bytes")
+        for line in lines:
+            self._handle(peer, line)
+
+    def _handle(self, peer: _Peer, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+            kind = event["event"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise HubError(f"rank {peer.rank} sent what is not an event: {bytes(line[:80])!r}") from error
+        if kind == "hello":
+            peer.rank = int(event["rank"])
+            self._reply(peer, {"reply": "hello", "gates": list(self.gates)})
+        elif kind == "socket":
+            self._hand_in(peer, event)
+        elif kind == "gate":
+            self._gate(peer, int(event["round"]))
+        self._sink(event)
+
+    def _gate(self, peer: _Peer, round_: int) -> None:
+        """Opens when every worker has asked: nobody is still in the round before."""
+        asking = self._waiting.setdefault(round_, [])
+        asking.append(peer)
+        if len(asking) < self.workers:
+            return
+        self._open_gate(round_)
+        for one in self._waiting.pop(round_):
+            self._reply(one, {"reply": "go", "round": round_})
+
+    def _hand_in(self, peer: _Peer, event: Event) -> None:
+        if peer.rank is None:
+            raise HubError("a socket was asked for before the hello")
+        made = self._make_socket(peer.rank, str(event["kind"]), int(event["rcvbuf"]), int(event["sndbuf"]))
+        with made:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [made.fileno()]))
+            peer.sock.sendmsg([json.dumps({"reply": "socket"}).encode() + b"\n"], [rights])
+
+    def _reply(self, peer: _Peer, reply: Event) -> None:
+        try:
+            peer.sock.sendall(json.dumps(reply).encode() + b"\n")
+        except OSError:
+            self._forget(peer)  # it has died; whoever watches the processes says so
+
+    def _forget(self, peer: _Peer) -> None:
+        try:
+            self._selector.unregister(peer.sock)
+        except (KeyError, ValueError):
+            return
+        peer.sock.close()
+
+    def close(self) -> None:
+        for key in list((self._selector.get_map() or {}).values()):
+            if key.data is not None:
+                key.data.sock.close()
+        self._selector.close()
+        self._listener.close()
+        self.path.unlink(missing_ok=True)

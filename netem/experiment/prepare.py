@@ -1,0 +1,150 @@
+"""From a loaded scenario to what one transport's processes get: configuration, flows and keys. Pure.
+
+This is where the names of the transport (profile options, detectors) meet the scenario that uses them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dblp import wire
+from dblp.chunks import send_order
+from dblp.config import DEFAULT_PORT, Config, Deadlines, Profile, profile_from
+from dblp.errors import ConfigError
+from dblp.tolerance import policy_from
+from dblp.workload import options_from
+from netem.analysis.expect import check_all
+from netem.analysis.oracle import IntArray
+from netem.analysis.run import OrderFn
+from netem.links.base import Flow, Key
+from netem.spec import Loaded, Replay, Scenario, TransportSpec, iterations_per_epoch, profile_options
+
+PORT = DEFAULT_PORT
+RANKS_PER_KIND = wire.WORKER_DATA_OFFSET - wire.SERVER_DATA_OFFSET
+UP_PORTS = (PORT + wire.SERVER_DATA_OFFSET, PORT + wire.SERVER_DATA_OFFSET + RANKS_PER_KIND - 1)
+DOWN_PORTS = (PORT + wire.WORKER_DATA_OFFSET, PORT + wire.WORKER_DATA_OFFSET + RANKS_PER_KIND - 1)
+TCP_PORT = PORT + wire.TCP_DATA_OFFSET
+UDP_KEY = Key(ranges=(wire.KEY_RANGE,), index=wire.ROUND_RANGE)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One transport, one repeat."""
+
+    name: str
+    spec: TransportSpec
+    repeat: int
+    config: Config
+
+    @property
+    def label(self) -> str:
+        """For file names."""
+        return f"{self.name}-r{self.repeat}"
+
+    def flow(self, direction: str) -> Flow:
+        """The data packets of this transport in one direction."""
+        if self.spec.reliable:
+            ports = {"dst_ports" if direction == "up" else "src_ports": (TCP_PORT, TCP_PORT)}
+            return Flow("tcp", **ports)
+        return Flow("udp", dst_ports=UP_PORTS if direction == "up" else DOWN_PORTS)
+
+    @property
+    def key(self) -> Key | None:
+        """Where a data packet says which transmission it is; a TCP segment does not."""
+        return None if self.spec.reliable else UDP_KEY
+
+    @property
+    def stop_and_wait(self) -> bool:
+        return not self.spec.reliable and self.config.profile.probing == "stop-and-wait"
+
+    @property
+    def reliable_broadcast(self) -> bool:
+        return self.spec.reliable or self.config.profile.broadcast == "reliable"
+
+    def order(self) -> OrderFn:
+        """The send order of a round, as the transport computes it."""
+        kind, seed = self.config.profile.send_order, self.config.seed
+
+        def order(round_: int, worker: int, direction: str, chunks: int) -> IntArray:
+            number = wire.DIRECTIONS.index(direction)
+            return send_order(kind, chunks, seed=seed, round_=round_, rank=worker, direction=number)
+
+        return order
+
+
+def check(loaded: Loaded) -> None:
+    """Raises SpecError, with file and line, for what only the transport or the analysis can judge."""
+    profile_of(loaded)
+    for name in loaded.spec.transports:
+        try:
+            job = make_job(loaded, name, 0, token="")
+            policy_from(job.config.transport)
+            options_from(job.config)
+        except ConfigError as error:
+            at = ("workload", *error.path[1:]) if error.path[:1] == ("workload",) else ("transports", name)
+            raise loaded.source.error(at, str(error)) from error
+    check_all(loaded.spec.expect, list(loaded.spec.transports), loaded.source.error)
+
+
+def profile_of(loaded: Loaded) -> Profile:
+    """Raises SpecError at the option that is not allowed."""
+    try:
+        return profile_from(profile_options(loaded.spec))
+    except ConfigError as error:
+        key = str(error.path[-1]) if error.path else "profile"
+        path: tuple[str | int, ...] = ("profile",) if key in ("profile", "base") else ("profile", key.removesuffix("_s"))
+        raise loaded.source.error(path, error.message) from error
+
+
+def make_jobs(loaded: Loaded, seed: int, token: str) -> list[Job]:
+    """Transports one after another, all of them in every repeat; a repeat has a seed of its own."""
+    spec = loaded.spec
+    return [make_job(loaded, name, repeat, token, seed) for repeat in range(spec.repeats) for name in spec.transports]
+
+
+def make_job(loaded: Loaded, name: str, repeat: int, token: str, seed: int | None = None) -> Job:
+    spec = loaded.spec
+    transport = spec.transports[name]
+    config = Config(
+        token=token,
+        transport=_transport(name, transport),
+        workload=_workload(spec),
+        seed=(spec.seed if seed is None else seed) + repeat,
+        profile=profile_of(loaded),
+        mtu=spec.topology.mtu,
+        deadlines=Deadlines(connect_s=spec.deadlines.connect_s, round_s=spec.deadlines.round_s),
+    )
+    return Job(name, transport, repeat, config)
+
+
+def _transport(name: str, spec: TransportSpec) -> dict[str, Any]:
+    if spec.reliable:
+        return {"name": name, "kind": "tcp"}
+    if spec.fixed is not None:
+        return {"name": name, "kind": "bounded", "fixed": spec.fixed}
+    detector = spec.detector.config() if spec.detector else None
+    return {"name": name, "kind": "bounded", "low": spec.low, "high": spec.high, "detector": detector}
+
+
+def _workload(spec: Scenario) -> dict[str, Any]:
+    work = spec.workload
+    if not isinstance(work, Replay):
+        return {**work.model_dump()}
+    values = wire.chunk_values(spec.topology.mtu)
+    chunks = work.chunks
+    if chunks is None:
+        chunks = -(-sum(math.prod(shape) for shape in work.shapes or ()) // values)
+    return {
+        "kind": "replay",
+        "chunks": chunks,
+        "iterations": work.iterations,
+        "compute_s": work.compute_s,
+        "epoch_iterations": iterations_per_epoch(spec),
+    }
+
+
+def facts(job: Job) -> dict[str, Any]:
+    """What summary.json says of a transport's settings."""
+    return {"transport": dict(job.config.transport), "profile": asdict(job.config.profile)}
