@@ -98,6 +98,16 @@ def _lay_cables(plan: Plan, netlinks: Mapping[str, IPRoute]) -> tuple[dict[tuple
     return ports, places
 
 
+def await_ports(plan: Plan) -> None:
+    """Wait until every switch port forwards: all hosts are up by now. The first packet then is not lost."""
+    for switch in plan.switches:
+        netlink = netns.open_netlink(switch.netns)
+        try:
+            bridge.await_forwarding(netlink, veth.index_of(netlink, BRIDGE_IFNAME))
+        finally:
+            netlink.close()
+
+
 def find_ports(plan: Plan) -> dict[str, PortPlace]:
     """The port that faces each host of a lab that is already built."""
     places: dict[str, PortPlace] = {}

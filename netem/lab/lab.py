@@ -20,7 +20,7 @@ from netem.kernel.process import Child
 from netem.kernel.sockets import open_socket
 from netem.kernel.user import User
 from netem.lab import teardown
-from netem.lab.build import PortPlace, Settings, build_host, build_switches, find_ports, read_settings
+from netem.lab.build import PortPlace, Settings, await_ports, build_host, build_switches, find_ports, read_settings
 from netem.lab.plan import DEFAULT_NETWORK, Host, Plan, TopologyLike, make_plan
 from netem.state import (
     DEFAULT_DIR,
@@ -116,6 +116,7 @@ class Lab:
         self._places = build_switches(self._plan)
         for host in self._plan.hosts:
             build_host(self._plan, host, self._settings)
+        await_ports(self._plan)
 
     @property
     def id(self) -> str:
