@@ -18,6 +18,8 @@ counted and passed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from netem.kernel.bpf_asm import FP, R0, R1, R2, R3, R4, R6, R7, R8, R9, Assembler, Register, Size
 from netem.links import mask
 from netem.links.base import Flow, Key
@@ -45,12 +47,32 @@ _BANK, _LABEL, _BASE = 0, 8, 16
 _STATE, _THRESHOLD, _FIRST, _LAST, _FLAGS = 0, 8, 16, 20, 24
 # stack, as offsets from its end; every slot is naturally aligned, as the verifier demands
 _ZERO = -4
-_IP = -24
-_RULE_KEY = -32
-_COUNTER_KEY = -48
-_SEGMENTS = -56
-_NEW_COUNTER = -80
-_SCRATCH = -80
+_RULE_KEY = -16
+_COUNTER_KEY = -32
+_SEGMENTS = -40
+_NEW_COUNTER = -64
+
+
+@dataclass(frozen=True)
+class _Headers:
+    """Where the program keeps a packet's headers: below the fixed slots, aligned to eight bytes, in one piece.
+
+    `need` bytes from the transport header on are what classification and key ask for.
+    """
+
+    need: int
+
+    @property
+    def ip(self) -> int:
+        return _NEW_COUNTER - (_IPV4 + self.need + 7) // 8 * 8
+
+    @property
+    def transport(self) -> int:
+        return self.ip + _IPV4
+
+    @property
+    def payload(self) -> int:
+        return self.transport + _UDP
 
 
 def loss_program(flow: Flow | None, key: Key | None) -> Assembler:
@@ -59,16 +81,20 @@ def loss_program(flow: Flow | None, key: Key | None) -> Assembler:
         raise ValueError("a key needs a UDP flow: it names bytes of the UDP payload")
     if key is not None and key.payload_bytes > PAYLOAD_MAX:
         raise ValueError(f"key ends at payload byte {key.payload_bytes}, at most {PAYLOAD_MAX} can be read")
+    ports = 4 if flow is not None else 0
+    headers = _Headers(ports if key is None else _UDP + key.payload_bytes)
     a = Assembler()
-    _find_rule(a)
-    _prepare(a)
+    _load_headers(a, headers)
+    _find_rule(a, headers)
+    _prepare(a, headers)
     if flow is not None:
         if key is not None:
-            _classify_keyed(a, flow, key)
-            _decide_by_mask(a, key)
+            _classify_keyed(a, flow, headers)
+            _decide_by_mask(a, key, headers)
         else:
-            _classify_by_ports(a, flow)
+            _classify_by_ports(a, flow, headers)
             a.store(4, FP, _COUNTER_KEY + 8, DATA)
+            a.mov(R8, 0)
             a.jump("random")
     _decide_at_random(a)
     _count(a)
@@ -76,21 +102,38 @@ def loss_program(flow: Flow | None, key: Key | None) -> Assembler:
     return a
 
 
-def _find_rule(a: Assembler) -> None:
-    """R6 = packet, R9 = control, R7 = rule of the packet's source; packets that have none pass."""
+def _load_headers(a: Assembler, headers: _Headers) -> None:
+    """R6 = packet; its headers on the stack. R8 = 1 when they are all there, 0 when it is the IPv4 header alone.
+
+    One helper call is the rule: it costs as much as a hash lookup. IPv4 options or a short packet take a second one.
+    """
     a.mov(R6, Register(R1))
     a.load(4, R2, R6, _SKB_PROTOCOL)
     a.swap_be(R2, 16)
     a.jump_if(R2, "!=", 0x0800, "pass")
-    a.store(4, FP, _ZERO, 0)
+    a.mov(R8, 1)
+    a.mov(R2, _ETHERNET)
+    _load_bytes(a, headers.ip, _IPV4 + headers.need)
+    a.jump_if(R0, "!=", 0, "ip alone")
+    a.load(1, R1, FP, headers.ip)
+    a.alu("and", R1, 0x0F)
+    a.jump_if(R1, "==", 5, "ip there")
+    a.label("ip alone")
+    a.mov(R8, 0)
     a.mov(R1, Register(R6))
     a.mov(R2, _ETHERNET)
-    _load_bytes(a, _IP, _IPV4)
+    _load_bytes(a, headers.ip, _IPV4)
     a.jump_if(R0, "!=", 0, "pass")
+    a.label("ip there")
+
+
+def _find_rule(a: Assembler, headers: _Headers) -> None:
+    """R9 = control, R7 = rule of the packet's source; packets that have none pass."""
+    a.store(4, FP, _ZERO, 0)
     _lookup(a, "control", _ZERO)
     a.jump_if(R0, "==", 0, "pass")
     a.mov(R9, Register(R0))
-    a.load(4, R1, FP, _IP + 12)
+    a.load(4, R1, FP, headers.ip + 12)
     a.store(4, FP, _RULE_KEY, Register(R1))
     a.store(4, FP, _COUNTER_KEY, Register(R1))
     a.load(8, R1, R9, _BANK)
@@ -100,68 +143,63 @@ def _find_rule(a: Assembler) -> None:
     a.mov(R7, Register(R0))
 
 
-def _prepare(a: Assembler) -> None:
+def _prepare(a: Assembler, headers: _Headers) -> None:
     """Sort out fragments, note the number of segments, take the packet for "other" until shown otherwise."""
-    a.load(2, R1, FP, _IP + 6)
+    a.load(2, R1, FP, headers.ip + 6)
     a.swap_be(R1, 16)
     a.alu("and", R1, 0x3FFF)  # more fragments | offset
     a.jump_if(R1, "!=", 0, "fragment")
-    a.mov(R8, 1)
+    a.store(8, FP, _SEGMENTS, 1)
     a.load(4, R1, R6, _SKB_GSO_SEGS)
     a.jump_if(R1, "<=", 1, "single")
-    a.mov(R8, Register(R1))
+    a.store(8, FP, _SEGMENTS, Register(R1))
     _event(a, "gso_seen")
     a.label("single")
-    a.store(8, FP, _SEGMENTS, Register(R8))
-    a.mov(R8, 0)  # from here on R8 is the verdict
     a.load(8, R1, R9, _LABEL)
     a.store(4, FP, _COUNTER_KEY + 4, Register(R1))
     a.store(4, FP, _COUNTER_KEY + 8, OTHER)
 
 
-def _classify_keyed(a: Assembler, flow: Flow, key: Key) -> None:
-    """Fall through, UDP header and payload on the stack, if this is data with a whole key, else "other"."""
-    need = _UDP + key.payload_bytes
-    buffer = _buffer(need)
-    _check_protocol(a, flow)
-    _transport_offset(a)
-    _load_bytes(a, buffer, need)
+def _classify_keyed(a: Assembler, flow: Flow, headers: _Headers) -> None:
+    """Fall through if this is data with a whole key, all its headers loaded; else go to "other"."""
+    _check_protocol(a, flow, headers)
+    a.jump_if(R8, "!=", 0, "loaded")
+    _load_transport(a, headers, headers.need)
     a.jump_if(R0, "==", 0, "loaded")
-    _transport_offset(a)  # shorter than header and key: are its ports those of data?
-    _load_bytes(a, buffer, 4)
+    _load_transport(a, headers, 4)  # shorter than header and key: are its ports those of data?
     a.jump_if(R0, "!=", 0, "other")
-    _check_ports(a, flow, buffer)
+    _check_ports(a, flow, headers)
     a.label("short")
     _event(a, "short")
     a.jump("other")
     a.label("loaded")
-    _check_ports(a, flow, buffer)
-    a.load(2, R1, FP, buffer + 4)  # what UDP says, not what padding adds
+    _check_ports(a, flow, headers)
+    a.load(2, R1, FP, headers.transport + 4)  # what UDP says, not what padding adds
     a.swap_be(R1, 16)
-    a.jump_if(R1, "<", need, "short")
+    a.jump_if(R1, "<", headers.need, "short")
 
 
-def _classify_by_ports(a: Assembler, flow: Flow) -> None:
-    buffer = _buffer(4)
-    _check_protocol(a, flow)
-    _transport_offset(a)
-    _load_bytes(a, buffer, 4)
+def _classify_by_ports(a: Assembler, flow: Flow, headers: _Headers) -> None:
+    _check_protocol(a, flow, headers)
+    a.jump_if(R8, "!=", 0, "loaded")
+    _load_transport(a, headers, headers.need)
     a.jump_if(R0, "!=", 0, "other")
-    _check_ports(a, flow, buffer)
+    a.label("loaded")
+    _check_ports(a, flow, headers)
 
 
-def _decide_by_mask(a: Assembler, key: Key) -> None:
-    payload = _buffer(_UDP + key.payload_bytes) + _UDP
+def _decide_by_mask(a: Assembler, key: Key, headers: _Headers) -> None:
+    a.mov(R8, 0)  # from here on R8 is the verdict
     a.store(4, FP, _COUNTER_KEY + 8, DATA)
     if key.index is not None:
-        _word(a, [payload + at for at in range(*key.index)])
+        _word(a, [headers.payload + at for at in range(*key.index)])
         a.store(4, FP, _COUNTER_KEY + 4, Register(R1))
         a.load(4, R2, R7, _FIRST)
         a.jump_if(R1, "<", Register(R2), "base")
         a.load(4, R2, R7, _LAST)
         a.jump_if(R1, ">", Register(R2), "base")
     a.load(8, R8, R7, _STATE)
-    places = [payload + at for start, stop in key.ranges for at in range(start, stop)]
+    places = [headers.payload + at for start, stop in key.ranges for at in range(start, stop)]
     for first in range(0, len(places), 4):
         _word(a, places[first : first + 4])
         a.alu("xor", R8, Register(R1))
@@ -218,6 +256,7 @@ def _run(places: list[int]) -> Size:
 def _decide_at_random(a: Assembler) -> None:
     """Other packets under `match: all`, data without a key ("random"), and the base loss of all ("base")."""
     a.label("other")
+    a.mov(R8, 0)
     a.load(4, R1, R7, _FLAGS)
     a.jump_if(R1, "==", 0, "base")
     a.label("random")
@@ -289,27 +328,28 @@ def _event(a: Assembler, name: str, by_segments: bool = False) -> None:
     a.label(absent)
 
 
-def _check_protocol(a: Assembler, flow: Flow) -> None:
-    a.load(1, R1, FP, _IP + 9)
+def _check_protocol(a: Assembler, flow: Flow, headers: _Headers) -> None:
+    a.load(1, R1, FP, headers.ip + 9)
     a.jump_if(R1, "!=", _PROTO_NUMBER[flow.proto], "other")
 
 
-def _check_ports(a: Assembler, flow: Flow, buffer: int) -> None:
-    for window, at in ((flow.src_ports, buffer), (flow.dst_ports, buffer + 2)):
+def _check_ports(a: Assembler, flow: Flow, headers: _Headers) -> None:
+    for window, at in ((flow.src_ports, 0), (flow.dst_ports, 2)):
         if window is not None:
-            a.load(2, R1, FP, at)
+            a.load(2, R1, FP, headers.transport + at)
             a.swap_be(R1, 16)
             a.jump_if(R1, "<", window[0], "other")
             a.jump_if(R1, ">", window[1], "other")
 
 
-def _transport_offset(a: Assembler) -> None:
-    """R1, R2 = packet and the offset of its transport header (the IPv4 header's length varies)."""
-    a.load(1, R2, FP, _IP)
+def _load_transport(a: Assembler, headers: _Headers, size: int) -> None:
+    """Load the transport header and what follows from where it is: the IPv4 header's length varies."""
+    a.load(1, R2, FP, headers.ip)
     a.alu("and", R2, 0x0F)
     a.alu("lsh", R2, 2)
     a.alu("add", R2, _ETHERNET)
     a.mov(R1, Register(R6))
+    _load_bytes(a, headers.transport, size)
 
 
 def _load_bytes(a: Assembler, to: int, size: int) -> None:
@@ -328,8 +368,3 @@ def _lookup(a: Assembler, map_name: str, key_at: int) -> None:
 def _stack_pointer(a: Assembler, dst: int, offset: int) -> None:
     a.mov(dst, Register(FP))
     a.alu("add", dst, offset)
-
-
-def _buffer(size: int) -> int:
-    """Where the transport header is kept: below the fixed slots, aligned to eight bytes."""
-    return _SCRATCH - (size + 7) // 8 * 8
