@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from dblp.data import Digits, batches, batches_per_epoch, load_digits, shard
-from dblp.tensors import GradientBuffer, bind_gradients, state_vector
+from dblp.tensors import GradientBuffer, bind_gradients, bind_parameters
 
 
 def configure_torch() -> None:
@@ -27,7 +27,8 @@ def configure_torch() -> None:
     One thread also keeps workers that share a machine from slowing one another down.
     """
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    # Not use_deterministic_algorithms(True), which does the same, but first imports torch's compiler for 1.5 s.
+    torch.set_deterministic_debug_mode("error")
 
 
 class DigitsCnn(nn.Module):
@@ -85,6 +86,28 @@ class Sgd:
         return self.learning_rate * (1.0 + math.cos(math.pi * epoch / epochs)) / 2.0
 
 
+class MomentumSgd:
+    """SGD with momentum on flat vectors; bit for bit what torch.optim.SGD computes.
+
+    torch.optim imports torch's compiler: 2 s of processor time in every worker before its first step, more than
+    it then trains for.
+    """
+
+    def __init__(self, parameters: torch.Tensor, gradient: torch.Tensor, momentum: float) -> None:
+        self._parameters, self._gradient, self._momentum = parameters, gradient, momentum
+        self._velocity = torch.zeros_like(parameters)
+
+    def step(self, learning_rate: float) -> None:
+        """velocity = momentum velocity + gradient; parameters -= learning_rate velocity."""
+        with torch.no_grad():
+            self._velocity.mul_(self._momentum).add_(self._gradient)
+            self._parameters.add_(self._velocity, alpha=-learning_rate)
+
+    def state(self) -> NDArray[np.float32]:
+        """Parameters followed by the velocity, a new float32 array of twice the parameters' size."""
+        return torch.cat([self._parameters, self._velocity]).numpy()
+
+
 class Learner:
     """One worker's replica: its shard, model and optimiser. Gradients live in `buffer.flat`."""
 
@@ -110,15 +133,14 @@ class Learner:
         self._epochs, self._batch_size, self._sgd, self._seed, self._rank = epochs, batch_size, sgd, seed, rank
         self._model = build_model(model, seed)
         self.buffer: GradientBuffer = bind_gradients(self._model)
-        self._optimizer = torch.optim.SGD(
-            self._model.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum, foreach=False
-        )
+        gradient = torch.from_numpy(self.buffer.flat)
+        self._optimizer = MomentumSgd(bind_parameters(self._model), gradient, sgd.momentum)
+        self._rate = sgd.learning_rate
         self.iterations_per_epoch = batches_per_epoch(len(self._labels), batch_size)
 
     def start_epoch(self, epoch: int) -> list[torch.Tensor]:
         """Set the epoch's learning rate; return the sample indices of each of its batches."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._sgd.rate(epoch, self._epochs)
+        self._rate = self._sgd.rate(epoch, self._epochs)
         order = batches(len(self._labels), self._batch_size, seed=self._seed, epoch=epoch, rank=self._rank)
         return [torch.from_numpy(indices) for indices in order]
 
@@ -131,7 +153,7 @@ class Learner:
 
     def apply(self) -> None:
         """One optimiser step with whatever gradient `buffer.flat` holds now."""
-        self._optimizer.step()
+        self._optimizer.step(self._rate)
 
     def evaluate(self) -> float:
         """Accuracy (0..1) on the held-out images."""
@@ -140,5 +162,5 @@ class Learner:
         return int(hits) / len(self._test_labels)
 
     def state(self) -> NDArray[np.float32]:
-        """Parameters and momentum, see `tensors.state_vector`."""
-        return state_vector(self._model, self._optimizer)
+        """Parameters and momentum: equal bytes mean identical replicas."""
+        return self._optimizer.state()

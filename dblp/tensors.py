@@ -41,13 +41,12 @@ def bind_gradients(model: torch.nn.Module) -> GradientBuffer:
     for name, parameter in named:
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
             raise ValueError(f"parameter {name} is {parameter.dtype} on {parameter.device}: need float32 on cpu")
-    flat = np.zeros(sum(p.numel() for _, p in named), dtype=np.float32)
-    whole = torch.from_numpy(flat)
+    whole = torch.zeros(sum(p.numel() for _, p in named))  # torch's memory: aligned as its kernels like it
     offset = 0
     for _, parameter in named:
         parameter.grad = whole[offset : offset + parameter.numel()].view(parameter.shape)
         offset += parameter.numel()
-    return GradientBuffer(flat, tuple(TensorSpec(name, tuple(p.shape)) for name, p in named))
+    return GradientBuffer(whole.numpy(), tuple(TensorSpec(name, tuple(p.shape)) for name, p in named))
 
 
 def is_bound(model: torch.nn.Module, buffer: GradientBuffer) -> bool:
@@ -57,20 +56,15 @@ def is_bound(model: torch.nn.Module, buffer: GradientBuffer) -> bool:
     return all(p.grad is not None and start <= p.grad.data_ptr() < end for p in model.parameters() if p.requires_grad)
 
 
-def state_vector(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> NDArray[np.float32]:
-    """Parameters followed by the optimiser's momentum, as a new float32 array of twice the parameters' size.
+def bind_parameters(model: torch.nn.Module) -> torch.Tensor:
+    """Make every trainable parameter a view of one new flat tensor that holds their values, in the same order.
 
-    Momentum that does not exist yet (before the first step) counts as zero.
+    With `bind_gradients` an optimiser step is then a few operations on two vectors.
     """
-    parameters = list(model.parameters())
-    total = sum(p.numel() for p in parameters)
-    vector = np.zeros(2 * total, dtype=np.float32)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    flat = torch.cat([p.detach().reshape(-1) for p in parameters])
     offset = 0
     for parameter in parameters:
-        size = parameter.numel()
-        vector[offset : offset + size] = parameter.detach().numpy().reshape(-1)
-        momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
-        if momentum is not None:
-            vector[total + offset : total + offset + size] = momentum.numpy().reshape(-1)
-        offset += size
-    return vector
+        parameter.data = flat[offset : offset + parameter.numel()].view(parameter.shape)
+        offset += parameter.numel()
+    return flat

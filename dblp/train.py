@@ -18,8 +18,9 @@ from dblp.collective import Server, Worker
 from dblp.config import Config, Env
 from dblp.errors import ConfigError, DblpError
 from dblp.events import Events, events_from_environ
+from dblp.options import options_from
 from dblp.tolerance import policy_from
-from dblp.workload import options_from, workload_from
+from dblp.workload import workload_from
 
 INTERRUPTED = 130
 

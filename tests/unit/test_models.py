@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import typing
 
 import numpy as np
 import pytest
 import torch
 
-from dblp.models import DATA_SETS, MODELS, Learner, Sgd, build_model, configure_torch
-from dblp.workload import TrainOptions
+from dblp.models import DATA_SETS, MODELS, Learner, MomentumSgd, Sgd, build_model, configure_torch
+from dblp.options import TrainOptions
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +20,7 @@ def _repeatable_torch() -> typing.Iterator[None]:
     configure_torch()
     yield
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def learner(rank: int = 1, seed: int = 7) -> Learner:
@@ -83,3 +85,28 @@ def test_learning_rate_decays_to_nearly_nothing_or_stays() -> None:
     assert rates == sorted(rates, reverse=True)
     assert 0.0 < rates[-1] < 0.005
     assert Sgd(learning_rate=0.1, decay="none").rate(7, 8) == 0.1
+
+
+def test_the_optimiser_is_torchs_sgd_bit_for_bit() -> None:
+    generator = torch.Generator().manual_seed(1)
+    flat, gradient = torch.randn(1000, generator=generator), torch.zeros(1000)
+    reference = torch.nn.Parameter(flat.clone())
+    theirs = torch.optim.SGD([reference], lr=0.05, momentum=0.9)
+    ours = MomentumSgd(flat, gradient, 0.9)
+    for _ in range(5):
+        gradient.copy_(torch.randn(1000, generator=generator))
+        reference.grad = gradient.clone()
+        theirs.step()
+        ours.step(0.05)
+    assert torch.equal(flat, reference.detach())
+    velocity = theirs.state[reference]["momentum_buffer"]
+    assert ours.state().tobytes() == torch.cat([flat, velocity]).numpy().tobytes()
+
+
+def test_training_does_not_load_torchs_compiler() -> None:
+    code = (
+        "import sys\nfrom dblp.models import *\nconfigure_torch()\n"
+        "x = Learner('digits-cnn', 'digits', epochs=1, batch_size=9, sgd=Sgd(), seed=0, rank=1, world_size=2)\n"
+        "x.gradient(x.start_epoch(0)[0])\nx.apply()\nx.evaluate()\nsys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The flat gradient buffer: shared with torch, never rebound, and the state vector of a replica."""
+"""Parameters and gradients as flat vectors: shared with torch, never rebound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dblp.chunks import TensorSpec
-from dblp.tensors import bind_gradients, is_bound, state_vector
+from dblp.tensors import bind_gradients, bind_parameters, is_bound
 
 
 def linear() -> nn.Module:
@@ -35,7 +35,8 @@ def test_backward_writes_into_the_buffer_and_a_step_reads_from_it() -> None:
     assert buffer.flat.tolist() == [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0, 1.0]
     buffer.flat[:] = 1.0
     optimizer.step()
-    assert state_vector(layer, optimizer)[:8].tolist() == [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert layer.weight.tolist() == [[-1.0, 0.0, 1.0], [2.0, 3.0, 4.0]]
+    assert layer.bias.tolist() == [5.0, 6.0]
 
 
 def test_the_buffer_stays_bound_over_steps() -> None:
@@ -63,11 +64,10 @@ def test_only_float32_is_accepted() -> None:
         bind_gradients(linear().double())
 
 
-def test_state_is_parameters_then_momentum() -> None:
+def test_parameters_keep_their_values_and_follow_the_flat_tensor() -> None:
     layer = linear()
-    buffer = bind_gradients(layer)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0, momentum=0.9)
-    assert state_vector(layer, optimizer).tolist() == [*range(8), *[0.0] * 8]
-    buffer.flat[:] = np.arange(8)
-    optimizer.step()
-    assert state_vector(layer, optimizer).tolist() == [*range(8), *range(8)]
+    flat = bind_parameters(layer)
+    assert flat.tolist() == list(range(8))
+    flat.mul_(2.0)
+    assert layer.bias.tolist() == [12.0, 14.0]
+    assert layer(torch.ones(1, 3)).tolist() == [[18.0, 38.0]]

@@ -13,7 +13,8 @@ import pytest
 
 from dblp.config import Config
 from dblp.errors import ConfigError
-from dblp.workload import EpochRow, Reduced, Vector, array_digest, options_from, workload_from
+from dblp.options import ReplayOptions, options_from
+from dblp.workload import EpochRow, Reduced, Replay, Vector, array_digest, workload_from
 
 TRAIN = {"kind": "train", "epochs": 2, "batch_size": 160}
 REPLAY = {"kind": "replay", "chunks": 5, "iterations": 7}
@@ -137,8 +138,6 @@ def test_replay_gradients_depend_on_seed_and_rank() -> None:
 
 
 def test_replay_waits_in_place_of_computing() -> None:
-    from dblp.workload import Replay, ReplayOptions
-
     waits: list[float] = []
     options = ReplayOptions("replay", chunks=1, iterations=3, compute_s=0.25)
     Replay(options, seed=0, rank=1, chunk_values=4, wait=waits.append).run(Recorder(), lambda _: None)
@@ -147,7 +146,7 @@ def test_replay_waits_in_place_of_computing() -> None:
 
 def test_replay_and_options_do_not_load_torch() -> None:
     code = (
-        "import sys\nfrom dblp.config import Config\nfrom dblp.workload import options_from, workload_from\n"
+        "import sys\nfrom dblp.config import Config\nfrom dblp.options import options_from\nfrom dblp.workload import workload_from\n"
         f"workload_from(Config('t', {{}}, {REPLAY!r}), 1, 4)\noptions_from(Config('t', {{}}, {TRAIN!r}))\n"
         "sys.exit('torch' in sys.modules)"
     )
