@@ -80,89 +80,92 @@ class LossPlan:
         return 1.0 - (1.0 - base) * (1.0 - highest), bool(covering)
 
 
+@dataclass
+class _Reports:
+    """Events of one transport's run, sorted by what they are about."""
+
+    sent: dict[FlowKey, Event]
+    received: dict[FlowKey, Event]
+    late: dict[FlowKey, int]
+    phases: dict[int, Event]
+    places: dict[int, tuple[int, int, int]]
+    """Round -> (iteration, bucket, epoch): only the workers know them, and say so in one report a round."""
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> _Reports:
+        found = cls({}, {}, {}, {}, {})
+        for event in events:
+            kind = event.get("event")
+            if kind == "phase":
+                found.phases[event["round"]] = event
+            if kind not in ("sent", "received", "late"):
+                continue
+            key = (event["round"], event["worker"], event["direction"])
+            if kind == "late":
+                found.late[key] = found.late.get(key, 0) + event["count"]
+            else:
+                (found.sent if kind == "sent" else found.received)[key] = event
+            if "iteration" in event:
+                found.places[key[0]] = (event["iteration"], event.get("bucket", 0), event.get("epoch", 0))
+        return found
+
+
 def merge_rounds(
     events: Iterable[Event], counts: Sequence[LinkCount], plan: LossPlan, *, transport: str, repeat: int = 0
 ) -> list[RoundRow]:
-    """One row a (round, worker, direction) that any side reported, sorted in this order: round, direction
-    up first, worker.
+    """One row a (round, worker, direction) that any side reported, sorted by round, direction (up first) and worker.
 
-    A side that reported nothing leaves its columns None; with no receiver's report the outcome is the
-    sender's or lost_worker.
+    A side that reported nothing leaves its columns None, and the outcome is what the other side saw if that was
+    bad, else lost_worker. A round that no worker named counts as one iteration.
     """
-    sent: dict[FlowKey, Event] = {}
-    received: dict[FlowKey, Event] = {}
-    late: dict[FlowKey, int] = {}
-    phases: dict[int, Event] = {}
-    for event in events:
-        kind = event.get("event")
-        if kind == "phase":
-            phases[event["round"]] = event
-        if kind not in ("sent", "received", "late"):
-            continue
-        key = (event["round"], event["worker"], event["direction"])
-        if kind == "late":
-            late[key] = late.get(key, 0) + event["count"]
-        else:
-            (sent if kind == "sent" else received)[key] = event
+    reports = _Reports.of(events)
     by_flow = counts_by_flow(counts)
-    ordered = sorted(sent.keys() | received.keys(), key=lambda k: (k[0], k[2] != "up", k[1]))
+    keys = reports.sent.keys() | reports.received.keys()
     return [
-        _row(
-            transport,
-            repeat,
-            key,
-            sent.get(key, {}),
-            received.get(key, {}),
-            (by_flow.get(key), late.get(key, 0), phases.get(key[0], {})),
-            plan,
-        )
-        for key in ordered
+        _row(transport, repeat, key, reports, by_flow.get(key), plan)
+        for key in sorted(keys, key=lambda k: (k[0], k[2] != "up", k[1]))
     ]
 
 
 def _row(
-    transport: str,
-    repeat: int,
-    key: FlowKey,
-    sent: Event,
-    received: Event,
-    beside: tuple[LinkCount | None, int, Event],
-    plan: LossPlan,
+    transport: str, repeat: int, key: FlowKey, reports: _Reports, count: LinkCount | None, plan: LossPlan
 ) -> RoundRow:
     round_, worker, direction = key
-    both = {**received, **sent}
-    count, late, phase = beside
-    loss, burst = plan.requested(both["iteration"], worker, direction)
-    passes, packets = _oracle(received.get("chunks"), received.get("need"), loss)
-    got = received.get("delivered")
+    sent, received = reports.sent.get(key, {}), reports.received.get(key, {})
+    phase = reports.phases.get(round_, {})
+    iteration, bucket, epoch = reports.places.get(round_, (round_, 0, 0))
+    loss, burst = plan.requested(iteration, worker, direction)
+    counted = received.get("passes") is not None  # TCP has no passes, and its own way to repeat
+    oracle_passes, oracle_packets = _oracle(received, loss) if counted else (None, None)
+    late = reports.late.get(key, 0) + received.get("after_need", 0)
     return RoundRow(
         transport=transport,
         repeat=repeat,
         round=round_,
-        iteration=both["iteration"],
-        bucket=both.get("bucket", 0),
-        epoch=both.get("epoch", 0),
+        iteration=iteration,
+        bucket=bucket,
+        epoch=epoch,
         worker=worker,
         direction=direction,
         phase=str(received.get("phase") or phase.get("phase") or ""),
         tolerance=received.get("tolerance", phase.get("tolerance")),
         chunks=received.get("chunks"),
-        delivered=got,
+        delivered=received.get("delivered"),
         passes=received.get("passes"),
         packets_sent=sent.get("packets"),
         packets_at_need=sent.get("packets_at_need"),
         bytes_sent=sent.get("bytes"),
         latency_s=sent.get("latency_s"),
         wait_s=sent.get("wait_s"),
-        goodput_bps=_goodput(sent, got),
+        goodput_bps=_goodput(sent, received.get("delivered")),
         outcome=_outcome(sent, received),
         burst=int(burst),
         dropped_link=None if count is None else count.dropped,
         dropped_socket=received.get("dropped_socket"),
-        late=late if received else None,
+        late=late if counted or late else None,
         duplicate=received.get("duplicate"),
-        oracle_passes=passes,
-        oracle_packets=packets,
+        oracle_passes=oracle_passes,
+        oracle_packets=oracle_packets,
     )
 
 
@@ -184,7 +187,8 @@ def _goodput(sent: Event, delivered: int | None) -> float | None:
     return float(8 * size * min(1.0, share) / latency_s)
 
 
-def _oracle(chunks: int | None, needed: int | None, loss: float | None) -> tuple[float | None, float | None]:
+def _oracle(received: Event, loss: float | None) -> tuple[float | None, float | None]:
+    chunks, needed = received.get("chunks"), received.get("need")
     if not chunks or needed is None or loss is None or loss >= 1.0:
         return None, None
     passes = oracle.passes(chunks, needed, loss)

@@ -90,9 +90,22 @@ def test_tcp_has_no_chunks_but_goodput() -> None:
         "latency_s": 0.5,
     }
     received = {"event": "received", "round": 0, "iteration": 0, "worker": 1, "direction": "up", "outcome": "ok"}
+    received |= {"chunks": 10, "need": 10, "delivered": 10}
     phase = {"event": "phase", "round": 0, "phase": "normal", "tolerance": 0.0, "reason": "x"}
     (row,) = merge_rounds([sent | {"outcome": "ok"}, received, phase], [], plan(), transport="tcp")
     assert (row.goodput_bps, row.oracle_passes, row.phase, row.tolerance) == (16_000.0, None, "normal", 0.0)
+
+
+def test_place_and_packets_behind_the_last_needed_one() -> None:
+    """The server's reports name no iteration; what came behind the completing packet is late as well."""
+    events, _ = flow_events(plan(), 4, 1, "up", 100, 0.408)
+    sent, received, late = events
+    for event in (sent, received):
+        event["round"] = late["round"] = 9
+    del received["iteration"], received["epoch"]
+    received["after_need"], late["count"] = 3, 2
+    (row,) = merge_rounds([received, sent, late], [], plan(), transport="dblp")
+    assert (row.round, row.iteration, row.late, row.burst) == (9, 4, 5, 1)
 
 
 def test_rows_are_sorted_up_before_down() -> None:
