@@ -26,7 +26,7 @@ FORBIDDEN_IN_SANS_IO = {
 MAY_IMPORT_TORCH = {"dblp.train", "dblp.models", "dblp.data", "dblp.hook", "dblp.tensors"}
 NETEM_WITHOUT_DBLP = ("netem.kernel", "netem.links", "netem.spec", "netem.lab")
 NETEM_WITH_DBLP = ("netem.experiment", "netem.analysis", "netem.cli")
-DBLP_PURE = {"errors", "wire", "chunks", "tolerance", "config", "sender", "receiver"}
+DBLP_PURE = {"errors", "wire", "chunks", "tolerance", "config", "options", "sender", "receiver"}
 
 
 def _module_name(path: Path) -> str:
