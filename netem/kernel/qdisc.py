@@ -2,7 +2,8 @@
 
 A tree is a tuple of qdiscs, parents first. `plan` compares the tree in place with the tree wanted and returns
 commands; `execute` sends them; `verify` reads the kernel's state back. Every change carries a qdisc's full
-state: `change` keeps what a message leaves out (tc-netem(8), net/sched/sch_netem.c).
+state: `change` keeps what a message leaves out (tc-netem(8), net/sched/sch_netem.c). pyroute2's own netem request
+leaves out what is 0 and cannot carry a rate, so its message is put together here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pyroute2 import IPRoute
-from pyroute2.netlink.rtnl import TC_H_ROOT
+from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST
+from pyroute2.netlink.rtnl import RTM_NEWQDISC, TC_H_ROOT
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
 from pyroute2.netlink.rtnl.tcmsg.common import tick_in_usec
 
 from netem.kernel.errors import KernelError, attempting
@@ -137,13 +140,13 @@ class Stats:
         )
 
 
-def loss_percent(ratio: float) -> float:
-    """pyroute2's unit. It computes int((2**32 - 1) * percent / 100): at most 2**-32 below the ratio."""
-    return ratio * 100.0
+def loss_probability(ratio: float) -> int:
+    """The kernel drops when its 32-bit random number is <= the probability: 0 is never, U32_MAX always."""
+    return round(ratio * U32_MAX)
 
 
 def loss_ratio(probability_u32: int) -> float:
-    """The kernel drops when its 32-bit random number is <= the probability: U32_MAX is always."""
+    """The inverse of `loss_probability`."""
     return probability_u32 / U32_MAX
 
 
@@ -165,39 +168,66 @@ def plan(current: Tree, wanted: Tree) -> tuple[Command, ...]:
     return (*remove, *(Command("add", qdisc) for qdisc in wanted))
 
 
-def arguments(qdisc: Qdisc) -> dict[str, Any]:
-    """Keyword arguments of pyroute2's `tc`, which ignores unknown ones: verify afterwards."""
-    place = {"handle": qdisc.handle, "parent": qdisc.parent}
+def options(qdisc: Qdisc) -> dict[str, Any]:
+    """The full state as pyroute2 encodes it: TCA_OPTIONS of netem, keyword arguments of `tc` for the others."""
     match qdisc:
         case Netem():
-            return place | {
-                "kind": "netem",
-                "delay": qdisc.delay_us,
-                "jitter": qdisc.jitter_us,
-                "loss": loss_percent(qdisc.loss_ratio),
+            return {
+                "delay": round(qdisc.delay_us * tick_in_usec),
                 "limit": qdisc.limit_packets,
-                "rate": qdisc.rate_bytes,
+                "loss": loss_probability(qdisc.loss_ratio),
+                "gap": 0,
+                "duplicate": 0,
+                "jitter": round(qdisc.jitter_us * tick_in_usec),
+                "attrs": [
+                    ("TCA_NETEM_CORR", {"delay_corr": 0, "loss_corr": 0, "dup_corr": 0}),
+                    ("TCA_NETEM_REORDER", {"prob_reorder": 0, "corr_reorder": 0}),
+                    ("TCA_NETEM_CORRUPT", {"prob_corrupt": 0, "corr_corrupt": 0}),
+                    ("TCA_NETEM_RATE", {"rate": qdisc.rate_bytes, **_NO_CELLS}),
+                ],
             }
         case Tbf():
-            rate = math.ceil(qdisc.rate_bps / 8)  # bytes/s as a number: a string would be bit/s
-            return place | {
-                "kind": "tbf",
-                "rate": rate,
-                "burst": qdisc.burst_bytes,
-                "limit": qdisc.limit_bytes,
-            }
+            # Bytes/s as a number: a string would be bit/s.
+            rate = math.ceil(qdisc.rate_bps / 8)
+            return {"rate": rate, "burst": qdisc.burst_bytes, "limit": qdisc.limit_bytes}
         case Prio():
-            return place | {"kind": "prio", "bands": qdisc.bands, "priomap": [0] * 16}
+            return {"bands": qdisc.bands, "priomap": [0] * 16}
+
+
+_NO_CELLS = {"packet_overhead": 0, "cell_size": 0, "cell_overhead": 0}
+_FLAGS = {
+    "add": NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
+    "change": NLM_F_REQUEST | NLM_F_ACK,
+}
+
+
+def netem_message(ifindex: int, netem: Netem) -> tcmsg:
+    """The request that adds or changes a netem qdisc."""
+    message = tcmsg()
+    message["index"] = ifindex
+    message["handle"] = netem.handle
+    message["parent"] = netem.parent
+    message["attrs"] = [("TCA_KIND", "netem"), ("TCA_OPTIONS", options(netem))]
+    return message
+
+
+def _send(ipr: IPRoute, ifindex: int, command: Command) -> None:
+    qdisc = command.qdisc
+    place = {"index": ifindex, "handle": qdisc.handle, "parent": qdisc.parent}
+    if command.verb == "delete":
+        ipr.tc("delete", **place)
+    elif isinstance(qdisc, Netem):
+        message = netem_message(ifindex, qdisc)
+        tuple(ipr.nlm_request(message, msg_type=RTM_NEWQDISC, msg_flags=_FLAGS[command.verb]))
+    else:
+        ipr.tc(command.verb, kind=type(qdisc).__name__.lower(), **place, **options(qdisc))
 
 
 def execute(ipr: IPRoute, ifindex: int, commands: Sequence[Command]) -> None:
     """Send commands in order; KernelError names the one that failed."""
     for command in commands:
         with attempting(f"{command} on interface {ifindex}"):
-            if command.verb == "delete":
-                ipr.tc("delete", index=ifindex, handle=command.qdisc.handle, parent=command.qdisc.parent)
-            else:
-                ipr.tc(command.verb, index=ifindex, **arguments(command.qdisc))
+            _send(ipr, ifindex, command)
 
 
 def dump(ipr: IPRoute, ifindex: int) -> dict[int, Any]:
@@ -222,33 +252,33 @@ def verify(found: dict[int, Any], tree: Tree) -> None:
             raise KernelError(attempted, detail="; ".join(wrong))
 
 
-def differences(qdisc: Qdisc, options: Any) -> list[str]:
-    """What the kernel's options say that the qdisc does not, in words; empty when they agree."""
+def differences(qdisc: Qdisc, found: Any) -> list[str]:
+    """What the kernel's TCA_OPTIONS say that the qdisc does not, in words; empty when they agree."""
     match qdisc:
         case Netem():
-            return _netem_differences(qdisc, options)
+            return _netem_differences(qdisc, found)
         case Tbf():
-            rate = options.get_attr("TCA_TBF_PARMS")["rate"]
+            rate = found.get_attr("TCA_TBF_PARMS")["rate"]
             return _unequal("rate in bytes/s", math.ceil(qdisc.rate_bps / 8), rate)
         case Prio():
-            priomap = list(options["priomap"])
-            return _unequal("bands", qdisc.bands, options["bands"]) + _unequal("map", [0] * 16, priomap)
+            priomap = list(found["priomap"])
+            return _unequal("bands", qdisc.bands, found["bands"]) + _unequal("map", [0] * 16, priomap)
 
 
-def _netem_differences(qdisc: Netem, options: Any) -> list[str]:
-    wrong = _unequal("limit", qdisc.limit_packets, options["limit"])
+def _netem_differences(qdisc: Netem, found: Any) -> list[str]:
+    wrong = _unequal("limit", qdisc.limit_packets, found["limit"])
     for name in ("delay", "jitter"):
-        us = options[name] / tick_in_usec
+        us = found[name] / tick_in_usec
         if abs(us - getattr(qdisc, f"{name}_us")) > 1:
             wrong.append(f"{name} is {us:.1f} us instead of {getattr(qdisc, f'{name}_us')} us")
-    loss = loss_ratio(options["loss"])
-    if abs(loss - qdisc.loss_ratio) > LOSS_TOLERANCE or (qdisc.loss_ratio == 0) != (options["loss"] == 0):
+    loss = loss_ratio(found["loss"])
+    if abs(loss - qdisc.loss_ratio) > LOSS_TOLERANCE or (qdisc.loss_ratio == 0) != (found["loss"] == 0):
         wrong.append(f"loss is {loss:.9f} instead of {qdisc.loss_ratio:.9f}")
     for name in ("duplicate", "gap"):
-        wrong += _unequal(name, 0, options[name])
-    wrong += _unequal("rate", qdisc.rate_bytes, (options.get_attr("TCA_NETEM_RATE") or {"rate": 0})["rate"])
+        wrong += _unequal(name, 0, found[name])
+    wrong += _unequal("rate", qdisc.rate_bytes, (found.get_attr("TCA_NETEM_RATE") or {"rate": 0})["rate"])
     for attribute in ("CORR", "REORDER", "CORRUPT"):
-        values = options.get_attr(f"TCA_NETEM_{attribute}") or {}
+        values = found.get_attr(f"TCA_NETEM_{attribute}") or {}
         foreign = {k: v for k, v in values.items() if v and not k.startswith(("attrs", "header"))}
         if foreign:
             wrong.append(f"{attribute.lower()} is set: {foreign}")

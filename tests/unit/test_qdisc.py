@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyroute2.netlink.rtnl.tcmsg import sched_netem
-from pyroute2.netlink.rtnl.tcmsg.common import percent2u32
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from netem.kernel import qdisc
 from netem.kernel.qdisc import Command, Netem, Prio, Stats, Tbf, handle
@@ -28,11 +27,9 @@ class Options(dict[str, Any]):
 
 
 def reported(item: Netem, **changed: Any) -> Options:
-    """What the kernel would dump for a netem qdisc, through pyroute2's own encoding."""
-    sent = sched_netem.get_parameters(qdisc.arguments(item))
-    nested = dict(sent.pop("attrs"))
-    zero = {"TCA_NETEM_CORR": {"delay_corr": 0}, "TCA_NETEM_CORRUPT": {"prob_corrupt": 0}}
-    return Options({**sent, **zero, **nested, **changed})
+    """What the kernel would dump for a netem qdisc."""
+    sent = qdisc.options(item)
+    return Options({**sent, **dict(sent.pop("attrs")), **changed})
 
 
 def test_a_new_tree_is_added_parents_first() -> None:
@@ -54,16 +51,34 @@ def test_another_structure_is_built_anew() -> None:
 
 
 def test_every_change_carries_the_full_state() -> None:
-    keys = {"handle", "parent", "kind", "delay", "jitter", "loss", "limit", "rate"}
-    assert qdisc.arguments(FIRST).keys() == keys
-    assert qdisc.arguments(FIRST)["rate"] == 0, "an absent rate would stay what it was"
+    sent = qdisc.options(FIRST)
+    assert sent.keys() == {"delay", "limit", "loss", "gap", "duplicate", "jitter", "attrs"}
+    names = [name for name, _ in sent["attrs"]]
+    assert names == ["TCA_NETEM_CORR", "TCA_NETEM_REORDER", "TCA_NETEM_CORRUPT", "TCA_NETEM_RATE"]
+    assert all(value == 0 for _, values in sent["attrs"] for value in values.values())
+
+
+def test_the_message_survives_the_wire() -> None:
+    item = Netem(handle(0x101), handle(0x10, 2), 12_500, 10_000, 500, 0.9, in_order=True)
+    sent = qdisc.netem_message(7, item)
+    sent.encode()
+    read = tcmsg(bytes(sent.data))
+    read.decode()
+    assert (read["index"], read["handle"], read["parent"]) == (7, item.handle, item.parent)
+    assert read.get_attr("TCA_KIND") == "netem"
+    assert qdisc.differences(item, read.get_attr("TCA_OPTIONS")) == []
+    assert qdisc.differences(FIRST, read.get_attr("TCA_OPTIONS")) != []
 
 
 @given(st.floats(0.0, 1.0))
 def test_loss_survives_the_32_bit_encoding(ratio: float) -> None:
-    encoded = percent2u32(qdisc.loss_percent(ratio))
+    encoded = qdisc.loss_probability(ratio)
     assert 0 <= encoded <= qdisc.U32_MAX
     assert abs(qdisc.loss_ratio(encoded) - ratio) < 1e-9
+
+
+def test_never_and_always_are_exact() -> None:
+    assert (qdisc.loss_probability(0.0), qdisc.loss_probability(1.0)) == (0, 2**32 - 1)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.001, 0.5, 0.9, 1.0])
