@@ -9,7 +9,7 @@ from netem.analysis.records import LinkCount
 from netem.experiment.prepare import Job
 from netem.lab import Lab
 from netem.links import mask
-from netem.links.base import Counter, Flow, LinkError, LossRule, Port, PortHealth, Shape
+from netem.links.base import Counter, Flow, LinkError, LossRule, Match, Port, PortHealth, Shape
 from netem.links.bpf import BpfPort, LossFilter
 from netem.links.choose import BackendChoice
 from netem.links.netem import NetemPort
@@ -58,7 +58,7 @@ def rules_for(
             if not _hits(burst, direction, names[rank]):
                 continue
             known = rules.get(rank)
-            match = "all" if "all" in (burst.match, known.match if known else "") else "data"
+            match: Match = "all" if "all" in (burst.match, known.match if known else "") else "data"
             loss = max(burst.loss, known.loss_ratio if known else 0.0)
             state = mask.port_state(seed, direction, rank)
             rules[rank] = LossRule(sources[rank], state, loss, match, step.round, step.round)
@@ -104,7 +104,9 @@ class Fabric:
             link, host = self.spec.topology.link_of(name), self.lab.hosts[name]
             shape = shape_of(link.up)
             if shape.delay_us or shape.jitter_us or shape.rate_bps:
-                steady = Shape(shape.delay_us, shape.jitter_us, shape.rate_bps, 0.0, shape.limit_packets, shape.queue_bytes)
+                steady = Shape(
+                    shape.delay_us, shape.jitter_us, shape.rate_bps, 0.0, shape.limit_packets, shape.queue_bytes
+                )
                 port = self._port(f"uplink of {name}", host.netns, host.ifname)
                 port.install(steady, None, None, ())
                 self._uplinks.append(port)
@@ -150,9 +152,7 @@ class Fabric:
                     continue
                 direction, worker = ("down", rank) if rank else ("up", self._rank_of(counter))
                 round_ = counter.index if job.key is not None or counter.index in labelled else None
-                found.append(
-                    LinkCount(direction, worker, round_, counter.seen, counter.dropped, counter.bytes_seen)
-                )
+                found.append(LinkCount(direction, worker, round_, counter.seen, counter.dropped, counter.bytes_seen))
         return found
 
     def _rank_of(self, counter: Counter) -> int:

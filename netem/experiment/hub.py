@@ -131,7 +131,7 @@ class Hub:
         if len(rest) > LINE_LIMIT:
             raise HubError(f"rank {peer.rank} sent a line of more than {LINE_LIMIT} bytes")
         for line in lines:
-            self._handle(peer, line)
+            self._handle(peer, bytes(line))
 
     def _handle(self, peer: _Peer, line: bytes) -> None:
         try:

@@ -94,7 +94,9 @@ def profile_of(loaded: Loaded) -> Profile:
         return profile_from(profile_options(loaded.spec))
     except ConfigError as error:
         key = str(error.path[-1]) if error.path else "profile"
-        path: tuple[str | int, ...] = ("profile",) if key in ("profile", "base") else ("profile", key.removesuffix("_s"))
+        path: tuple[str | int, ...] = (
+            ("profile",) if key in ("profile", "base") else ("profile", key.removesuffix("_s"))
+        )
         raise loaded.source.error(path, error.message) from error
 
 

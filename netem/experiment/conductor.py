@@ -1,0 +1,241 @@
+"""Runs one job in a lab: captures, processes, gates, until every rank has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+import dblp
+from netem.analysis.run import CaptureCount
+from netem.experiment.fabric import Fabric
+from netem.experiment.folder import RunFolder
+from netem.experiment.hub import SOCKET_NAME, Hub
+from netem.experiment.prepare import DOWN_PORTS, PORT, TCP_PORT, UP_PORTS, Job
+from netem.experiment.record import Recorder
+from netem.kernel.capture import Capture
+from netem.kernel.packet_filter import PacketFilter, ranges_of
+from netem.kernel.process import Child
+from netem.kernel.user import User
+from netem.lab import Lab
+from netem.spec import Scenario, Step, gates, timeline
+
+POLL_S = 0.25
+GRACE_S = 10.0
+MEMORY_EVERY_S = 0.5
+LOG_TAIL_LINES = 5
+
+
+class RunFailed(Exception):
+    """A rank ended with an error, or did not end; the message has its last words."""
+
+
+@dataclass
+class Memory:
+    """Peak of the resident memory of testbed and workload together, sampled."""
+
+    peak_bytes: int = 0
+    _next: float = 0.0
+
+    def sample(self, pids: list[int]) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + MEMORY_EVERY_S
+        total = 0
+        for pid in (os.getpid(), *pids):
+            try:
+                total += psutil.Process(pid).memory_info().rss
+            except psutil.Error:
+                continue
+        self.peak_bytes = max(self.peak_bytes, total)
+
+
+class Conductor:
+    """One job. `run` returns when all ranks have ended well."""
+
+    def __init__(
+        self, lab: Lab, fabric: Fabric, spec: Scenario, job: Job, folder: RunFolder, recorder: Recorder, memory: Memory
+    ) -> None:
+        self.lab, self.fabric, self.spec, self.job = lab, fabric, spec, job
+        self.folder, self.recorder, self.memory = folder, recorder, memory
+        self.steps: dict[int, Step] = {step.round: step for step in timeline(spec, job.config.seed)}
+        self.gates = gates(spec)
+        self.captures: list[tuple[str, Capture]] = []
+        self.children: dict[int, Child] = {}
+        self.hosts = {host.rank: host for host in lab.hosts.values()}
+
+    def run(self) -> None:
+        """Raises RunFailed, and what the links raise when an impairment is not as asked."""
+        self.fabric.install(self.job)
+        user = self.folder.user
+        hub = Hub(
+            self.folder.path,
+            uid=None if user.is_current else user.uid,
+            workers=len(self.hosts) - 1,
+            gates=self.gates,
+            open_gate=lambda round_: self._open_gate(hub, round_),
+            make_socket=self._make_socket,
+            sink=self.recorder,
+        )
+        try:
+            self._start_captures()
+            self._start(user)
+            self._attend(hub)
+        finally:
+            for child in self.children.values():
+                child.signal(signal.SIGTERM)
+            for child in self.children.values():
+                child.terminate()
+            hub.close()
+
+    def _start(self, user: User) -> None:
+        config = self.folder.write(f"config/{self.job.label}.json", self.job.config.to_json(), mode=0o600)
+        for rank, host in sorted(self.hosts.items()):
+            log = self.folder.path / "logs" / f"{self.job.label}-{host.name}.log"
+            self.children[rank] = self.lab.spawn(
+                host.name,
+                [sys.executable, "-m", "dblp.train"],
+                env=workload_environment(rank, len(self.hosts), self.hosts[0].address, config),
+                log=log,
+                user=user,
+                cwd=self.folder.path,
+            )
+
+    def _attend(self, hub: Hub) -> None:
+        """Serves the hub until every process has ended. One that fails ends the job."""
+        running = dict(self.children)
+        give_up_at: float | None = None
+        while running:
+            hub.step(POLL_S)
+            self.memory.sample([child.pid for child in running.values()])
+            for rank, child in list(running.items()):
+                status = child.poll()
+                if status is None:
+                    continue
+                del running[rank]
+                if status != 0 and give_up_at is None:
+                    give_up_at = time.monotonic() + GRACE_S  # the others are told by the transport, and say why
+            if give_up_at is not None and time.monotonic() > give_up_at:
+                break
+        hub.step(0.0)
+        failed = {rank: child.poll() for rank, child in self.children.items() if child.poll() != 0}
+        if failed:
+            raise RunFailed(self._failure(failed))
+
+    def _failure(self, failed: dict[int, int | None]) -> str:
+        if self.recorder.failures:
+            return f"{self.job.name}: {self.recorder.failures[0]}"
+        rank, status = next(iter(failed.items()))
+        host = self.hosts[rank].name
+        log = self.folder.path / "logs" / f"{self.job.label}-{host}.log"
+        tail = " | ".join(log.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:])
+        how = "did not end" if status is None else f"ended with status {status}"
+        return f"{self.job.name}: {host} {how}: {tail or 'no output'} ({log})"
+
+    # Gates
+
+    def _open_gate(self, hub: Hub, round_: int) -> None:
+        """All workers have ended the round before: put this round's impairment in place."""
+        began = time.monotonic()
+        self.fabric.label(round_)
+        step = self.steps.get(round_)
+        if step is not None:
+            self._apply(step, began)
+            self._limit(hub, step)
+        self.recorder.gate_s += time.monotonic() - began
+
+    def _apply(self, step: Step, began: float) -> None:
+        self.fabric.apply(step)
+        took_s = time.monotonic() - began
+        self.recorder(
+            {
+                "event": "impairment",
+                "action": step.action,
+                "planned_round": step.round,
+                "bursts": [burst.model_dump() for burst in step.bursts],
+                "took_s": round(took_s, 6),
+            }
+        )
+
+    def _limit(self, hub: Hub, step: Step) -> None:
+        """Bursts that are shorter than their round end by the clock, from the opening of the gate."""
+        for length_s in sorted({burst.for_s for burst in step.bursts if burst.for_s is not None}):
+            left = tuple(burst for burst in step.bursts if burst.for_s is None or burst.for_s > length_s)
+            rest = Step(step.round, "apply" if left else "clear", left, step.seed)
+            hub.after(length_s, self._when_still(rest))
+
+    def _when_still(self, step: Step) -> Callable[[], None]:
+        def act() -> None:
+            self._apply(step, time.monotonic())
+
+        return act
+
+    def _make_socket(self, rank: int, kind: str, rcvbuf: int, sndbuf: int) -> socket.socket:
+        family: Literal["udp", "tcp"] = "tcp" if kind == "tcp" else "udp"
+        return self.lab.socket(self.hosts[rank].name, family, rcvbuf, sndbuf)
+
+    # Captures
+
+    def _start_captures(self) -> None:
+        wanted = self.spec.capture
+        if not wanted.enabled:
+            return
+        packets = self._filter()
+        places = [(host, "egress") for host in wanted.at]
+        if wanted.both:
+            places += [(host, "ingress") for host in self.lab.hosts if host not in wanted.at]
+        for host, direction in places:
+            name = f"captures/{self.job.label}-{host}-{direction}.pcapng"
+            capture = self.lab.capture(
+                ("port", host),
+                self.folder.path / name,
+                snap_bytes=wanted.snap_bytes,
+                packets=packets,
+                direction="egress" if direction == "egress" else "ingress",
+                user=self.folder.user,
+            )
+            self.captures.append((name, capture))
+
+    def _filter(self) -> PacketFilter | None:
+        """`bursts`: data of the burst rounds and their neighbours; a stream does not say its round, so all of it."""
+        if self.spec.capture.rounds == "all":
+            return None
+        if self.job.spec.reliable:
+            return PacketFilter(tcp_ports=((TCP_PORT, TCP_PORT),))
+        rounds = {burst.iteration + near for burst in self.spec.bursts for near in (-1, 0, 1)}
+        kept = ranges_of([round_ for round_ in rounds if round_ >= 0])
+        return PacketFilter(udp_ports=(UP_PORTS, DOWN_PORTS), values=kept)
+
+    def finish(self) -> list[CaptureCount]:
+        """Stops the captures and returns their counts."""
+        found = []
+        for name, capture in self.captures:
+            stats = capture.stop()
+            found.append(CaptureCount(name, self.job.name, stats.received, stats.missed_by_kernel, stats.tool))
+        return found
+
+
+def workload_environment(rank: int, world_size: int, master: str, config: Path) -> dict[str, str]:
+    """The environment of one rank: what torchrun users set, the configuration, and one thread a process."""
+    dropped = ("SUDO_", "DBLP_")
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+    own: dict[str, Any] = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "MASTER_ADDR": master,
+        "MASTER_PORT": PORT,
+        "DBLP_CONFIG": config,
+        "DBLP_EVENTS": SOCKET_NAME,
+        "OMP_NUM_THREADS": 1,
+        "PYTHONPATH": Path(dblp.__file__).resolve().parents[1],
+        "PYTHONDONTWRITEBYTECODE": 1,
+    }
+    return {**inherited, **{key: str(value) for key, value in own.items()}}

@@ -1,0 +1,67 @@
+"""What a person sees while a scenario runs: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from netem.experiment.hub import Event
+from netem.experiment.prepare import Job
+
+
+class Display:
+    """Shows jobs one after another."""
+
+    def __init__(self, console: Console, iterations: int) -> None:
+        self.console, self.iterations = console, iterations
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._progress = Progress(*columns, console=console)
+        self._task: int | None = None
+        self._job: Job | None = None
+        self._epoch = -1
+
+    def __enter__(self) -> Display:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def begin(self, job: Job, number: int, of: int) -> None:
+        self._job, self._epoch = job, -1
+        label = f"{job.name} ({number}/{of})"
+        if self._progress is not None:
+            self._task = self._progress.add_task(label, total=self.iterations)
+        else:
+            self.say(f"{label}: starting {self.iterations} iterations")
+
+    def event(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "sent" and event["direction"] == "up" and event["worker"] == 1:
+            if self._progress is not None and self._task is not None:
+                self._progress.advance(self._task)  # type: ignore[arg-type]
+        elif kind == "impairment":
+            self._impairment(event)
+        elif kind == "epoch" and event["worker"] == 1 and self._job is not None:
+            value = event.get("value")
+            shown = "" if value is None else f", {event['metric']} {value:.1%}"
+            self.say(f"{self._job.name}: epoch {event['epoch']} done in {event['wall_s']:.1f} s{shown}")
+
+    def _impairment(self, event: Event) -> None:
+        where = f"iteration {event['planned_round']}"
+        took = f"in place after {event['took_s'] * 1e3:.1f} ms"
+        for burst in event["bursts"]:
+            self.say(f"burst of {burst['loss']:.0%} loss ({burst['direction']}, {burst['match']}) at {where}, {took}")
+        if not event["bursts"]:
+            self.say(f"no loss from {where} on, {took}")
+
+    def say(self, text: str) -> None:
+        self.console.print(text, style="dim", highlight=False, soft_wrap=True)

@@ -1,0 +1,240 @@
+"""One run of a scenario, from preflight to summary."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from netem.analysis.merge import LossPlan
+from netem.analysis.records import EpochRow, RoundRow, write_csv
+from netem.analysis.run import CaptureCount, RunData, TransportRun
+from netem.analysis.summary import expectations_held, summarise
+from netem.analysis.table import render
+from netem.experiment.conductor import Conductor, Memory, RunFailed
+from netem.experiment.fabric import Fabric, base_loss
+from netem.experiment.folder import RunFolder, machine
+from netem.experiment.hub import HubError
+from netem.experiment.prepare import Job, check, make_jobs
+from netem.experiment.progress import Display
+from netem.experiment.record import Recorder
+from netem.kernel.errors import LabError
+from netem.kernel.user import User
+from netem.lab import Lab
+from netem.links.base import LinkError, UnsupportedFeature
+from netem.links.choose import BackendChoice, choose
+from netem.preflight import probe, require
+from netem.spec import Loaded, iterations_total, timeline
+from netem.state import DEFAULT_DIR, StateError
+
+OK, FAILED, USAGE, EXPECTATION, PREFLIGHT, UNFAITHFUL, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line says beyond the scenario. `out` is the parent of the run folder."""
+
+    out: Path = Path("runs")
+    argv: tuple[str, ...] = ()
+    state_dir: Path = DEFAULT_DIR
+    allow_unfaithful: bool = False
+    json_output: bool = False
+
+
+@dataclass
+class _Results:
+    runs: list[TransportRun] = field(default_factory=list)
+    captures: list[CaptureCount] = field(default_factory=list)
+    memory: Memory = field(default_factory=Memory)
+    settings: dict[str, Any] = field(default_factory=dict)
+    health: dict[str, Any] = field(default_factory=dict)
+
+
+def dry_run(loaded: Loaded, options: RunOptions) -> str:
+    """What a run would do, without doing it. Raises SpecError."""
+    check(loaded)
+    spec = loaded.spec
+    lines = [
+        f"scenario {spec.name}, seed {spec.seed}: {iterations_total(spec)} iterations, results under {options.out}",
+        f"topology {spec.topology.name}: server {spec.topology.server}, workers {', '.join(spec.topology.workers)}",
+    ]
+    lines += [f"transport {job.name} (repeat {job.repeat})" for job in make_jobs(loaded, spec.seed, "")]
+    for step in timeline(spec):
+        what = "; ".join(f"{b.loss:.0%} {b.direction}, {b.match}, {', '.join(b.workers)}" for b in step.bursts)
+        lines.append(f"before round {step.round}: {what or 'no loss'}")
+    lines += [f"expect {text}" for text in spec.expect]
+    return "\n".join(lines)
+
+
+def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
+    """Runs a scenario and returns the exit status. Progress and table go to `console`.
+
+    Raises Unavailable and UnsupportedFeature (status 4) before anything is built, SpecError (2), OSError for a run
+    folder that cannot be made. Errors during the run end in the manifest and in status 1.
+    """
+    check(loaded)
+    user = User.caller()
+    require(user)
+    spec = loaded.spec
+    choice = choose(spec.link.backend, spec.link.loss_engine, spec.topology.needs_delay, probe(options.state_dir))
+    folder = RunFolder(options.out, spec, spec.seed, user)
+    console.print(f"{spec.name}: {choice.reason}; results in {folder.path}", highlight=False, soft_wrap=True)
+    results, problem, status = _Results(), "", FAILED
+    summary: dict[str, Any] | None = None
+    began = time.monotonic()
+    try:
+        _run_jobs(loaded, options, choice, folder, results, console)
+        summary = _summarise(loaded, choice, results, folder)
+        status = _status(summary, options)
+    except KeyboardInterrupt:
+        problem, status = "interrupted", INTERRUPTED
+    except UnsupportedFeature:
+        raise
+    except (RunFailed, HubError, LabError, LinkError, StateError) as error:
+        problem = str(error)
+    finally:
+        _write_manifest(folder, options, choice, results, summary, status, problem, time.monotonic() - began)
+    if summary is not None:
+        _show(summary, options, console, folder)
+    if problem:
+        console.print(f"[bold red]run failed[/]: {problem}" if status == FAILED else problem, soft_wrap=True)
+    return status
+
+
+def _run_jobs(
+    loaded: Loaded, options: RunOptions, choice: BackendChoice, folder: RunFolder, results: _Results, console: Console
+) -> None:
+    spec = loaded.spec
+    jobs = make_jobs(loaded, spec.seed, secrets.token_hex(16))
+    began = time.monotonic()
+    with (
+        folder.append("events.jsonl") as events,
+        Lab.build(spec.topology, name=spec.name, state_dir=options.state_dir) as lab,
+        Fabric(lab, spec, choice) as fabric,
+        Display(console, iterations_total(spec)) as display,
+    ):
+        results.settings = dict(lab.settings())
+        for number, job in enumerate(jobs, 1):
+            display.begin(job, number, len(jobs))
+            recorder = Recorder(job, events, began, display.event)
+            conductor = Conductor(lab, fabric, spec, job, folder, recorder, results.memory)
+            try:
+                conductor.run()
+            finally:
+                results.captures += conductor.finish()
+                _collect(spec, job, fabric, recorder, choice, results)
+
+
+def _collect(spec: Any, job: Job, fabric: Fabric, recorder: Recorder, choice: BackendChoice, results: _Results) -> None:
+    plan = LossPlan.of(spec, base_loss(spec.topology))
+    counts = fabric.counts(job, [burst.iteration for burst in spec.bursts])
+    exact = choice.loss_engine == "bpf"
+    results.runs.append(recorder.result(counts, plan, by_round=exact, repeatable=exact))
+    results.health[job.label] = {name: asdict(health) for name, health in fabric.health().items()}
+
+
+def _summarise(loaded: Loaded, choice: BackendChoice, results: _Results, folder: RunFolder) -> dict[str, Any]:
+    spec = loaded.spec
+    data = RunData(
+        scenario=spec.name,
+        seed=spec.seed,
+        backend=choice.name,
+        loss_engine=choice.loss_engine,
+        plan=LossPlan.of(spec, base_loss(spec.topology)),
+        runs=tuple(results.runs),
+        captures=tuple(results.captures),
+        expect=spec.expect,
+    )
+    _write_rows(folder, results)
+    summary = summarise(data)
+    folder.write_json("summary.json", summary)
+    return summary
+
+
+def _write_rows(folder: RunFolder, results: _Results) -> None:
+    for name, kind, rows in (
+        ("rounds.csv", RoundRow, [row for run in results.runs for row in run.rows]),
+        ("epochs.csv", EpochRow, [row for run in results.runs for row in run.epochs]),
+    ):
+        write_csv(folder.path / name, kind, rows)  # type: ignore[type-var]
+        folder.user.own(folder.path / name)
+
+
+def _status(summary: dict[str, Any], options: RunOptions) -> int:
+    if not summary["fidelity"]["faithful"] and not options.allow_unfaithful:
+        return UNFAITHFUL
+    return OK if expectations_held(summary) else EXPECTATION
+
+
+def _write_manifest(
+    folder: RunFolder,
+    options: RunOptions,
+    choice: BackendChoice,
+    results: _Results,
+    summary: dict[str, Any] | None,
+    status: int,
+    problem: str,
+    wall_s: float,
+) -> None:
+    if summary is None and results.runs:
+        _write_rows(folder, results)  # what there is of an unfinished run
+    verdicts = {
+        "faithful": summary["fidelity"]["faithful"] if summary else None,
+        "expectations": [[one["text"], one["held"]] for one in summary["expectations"]] if summary else None,
+        "deterministic": _determinism(results),
+    }
+    folder.write_json(
+        "manifest.json",
+        {
+            "version": 1,
+            "scenario": folder.spec.name,
+            "scenario_sha256": folder.scenario_hash,
+            "seed": folder.seed,
+            "argv": list(options.argv),
+            "started_utc": folder.started.isoformat(timespec="seconds"),
+            "wall_s": wall_s,
+            **machine(),
+            "link_backend": choice.name,
+            "loss_engine": choice.loss_engine,
+            "link_reason": choice.reason,
+            "mask": {run.name: "repeatable" if run.mask_seed is not None else "none" for run in results.runs},
+            "mtu_bytes": folder.spec.topology.mtu,
+            "hosts": results.settings,
+            "link_health": results.health,
+            "peak_memory_bytes": results.memory.peak_bytes,
+            "workload_user": folder.user.name,
+            "captures": [asdict(capture) for capture in results.captures],
+            "exit_status": status,
+            "problem": problem or None,
+            "verdicts": verdicts,
+        },
+    )
+
+
+def _determinism(results: _Results) -> dict[str, str]:
+    """Which results of each transport repeat bit by bit with the same seed."""
+    found = {}
+    for run in results.runs:
+        drops = sum(row.dropped_socket or 0 for row in run.rows)
+        if run.mask_seed is None and run.kind != "tcp":
+            found[run.name] = "not repeatable: losses are random"
+        elif all(not row.tolerance for row in run.rows):
+            found[run.name] = "repeatable: nothing may be missing"
+        elif run.stop_and_wait and not drops:
+            found[run.name] = "repeatable: stop-and-wait over a repeatable mask, no socket drops"
+        else:
+            found[run.name] = "each transmission's fate is repeatable; which chunks are in time is not"
+    return found
+
+
+def _show(summary: dict[str, Any], options: RunOptions, console: Console, folder: RunFolder) -> None:
+    render(summary, console)
+    console.print(f"results: {folder.path}", highlight=False, soft_wrap=True)
+    if options.json_output:
+        sys.stdout.write(json.dumps(summary, indent=1) + "\n")
