@@ -126,7 +126,8 @@ class LossFilter:
         with self._lock:
             self._require_installed()
             raw = b"".join(key + value for key, value in self._maps["counters"].items())
-        rows = np.sort(np.frombuffer(raw, _COUNTER), order=("source", "index", "kind"))
+        rows = np.frombuffer(raw, _COUNTER)
+        rows = rows[np.lexsort((rows["kind"], rows["index"], rows["source"]))]
         names = {int.from_bytes(packed, "big"): source for source, packed in self._sources.items()}
         return [
             Counter(names[source], index, seen, dropped, size, _KINDS[kind])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -245,6 +246,30 @@ def test_rules_switch_together_and_are_read_back(loss: LossFilter, monkeypatch: 
     assert run(loss, frame(chunk(1)), frame(chunk(1), source=OTHER_HOST)) == [False, True]
     loss.set_loss([LossRule(OTHER_HOST, 1, 1.0)])
     assert run(loss, frame(chunk(1)), frame(chunk(1), source=OTHER_HOST)) == [True, False]
+
+
+def test_no_packet_sees_half_a_change(loss: LossFilter) -> None:
+    """Rules for 0..9 and for 20..29 alternate under traffic of 15: a mixture (0..29) would drop it."""
+    changes = 0
+    done = threading.Event()
+
+    def change() -> None:
+        nonlocal changes
+        while not done.is_set():
+            first = 20 * (changes % 2)
+            loss.set_loss([LossRule(source, 1, 1.0, first=first, last=first + 9) for source in (HOST, OTHER_HOST)])
+            changes += 1
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(10):
+            loss.program.test_run(frame(chunk(15)), repeat=50_000)
+    finally:
+        done.set()
+        thread.join(10)
+    assert changes > 10
+    assert [(c.seen, c.dropped) for c in loss.counters()] == [(500_000, 0)]
 
 
 def test_what_cannot_be_is_refused(loss: LossFilter) -> None:
