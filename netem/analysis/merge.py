@@ -87,7 +87,7 @@ class _Reports:
     sent: dict[FlowKey, Event]
     received: dict[FlowKey, Event]
     late: dict[FlowKey, int]
-    phases: dict[int, Event]
+    phases: dict[int, str]
     places: dict[int, tuple[int, int, int]]
     """Round -> (iteration, bucket, epoch): only the workers know them, and say so in one report a round."""
 
@@ -96,8 +96,8 @@ class _Reports:
         found = cls({}, {}, {}, {}, {})
         for event in events:
             kind = event.get("event")
-            if kind == "phase":
-                found.phases[event["round"]] = event
+            if event.get("phase") and "round" in event:
+                found.phases[event["round"]] = str(event["phase"])
             if kind not in ("sent", "received", "late"):
                 continue
             key = (event["round"], event["worker"], event["direction"])
@@ -115,8 +115,8 @@ def merge_rounds(
 ) -> list[RoundRow]:
     """One row a (round, worker, direction) that any side reported, sorted by round, direction (up first) and worker.
 
-    A side that reported nothing leaves its columns None, and the outcome is what the other side saw if that was
-    bad, else lost_worker. A round that no worker named counts as one iteration.
+    A side that reported nothing leaves its columns None; without the sender's report the outcome is lost_worker. A
+    round whose iteration no worker named counts as one iteration.
     """
     reports = _Reports.of(events)
     by_flow = counts_by_flow(counts)
@@ -132,7 +132,6 @@ def _row(
 ) -> RoundRow:
     round_, worker, direction = key
     sent, received = reports.sent.get(key, {}), reports.received.get(key, {})
-    phase = reports.phases.get(round_, {})
     iteration, bucket, epoch = reports.places.get(round_, (round_, 0, 0))
     loss, burst = plan.requested(iteration, worker, direction)
     counted = received.get("passes") is not None  # TCP has no passes, and its own way to repeat
@@ -147,8 +146,8 @@ def _row(
         epoch=epoch,
         worker=worker,
         direction=direction,
-        phase=str(received.get("phase") or phase.get("phase") or ""),
-        tolerance=received.get("tolerance", phase.get("tolerance")),
+        phase=str(received.get("phase") or reports.phases.get(round_, "")),
+        tolerance=received.get("tolerance"),
         chunks=received.get("chunks"),
         delivered=received.get("delivered"),
         passes=received.get("passes"),
@@ -170,10 +169,10 @@ def _row(
 
 
 def _outcome(sent: Event, received: Event) -> str:
-    """The worse of what the two sides saw."""
+    """The worse of what the two sides saw. A sender's "ok" is the receiver's word: it has read its stop."""
     seen = [str(side["outcome"]) for side in (sent, received) if side.get("outcome")]
     bad = [outcome for outcome in seen if outcome != "ok"]
-    return bad[0] if bad else ("ok" if len(seen) == 2 else "lost_worker")
+    return bad[0] if bad else ("ok" if sent.get("outcome") == "ok" else "lost_worker")
 
 
 def _goodput(sent: Event, delivered: int | None) -> float | None:

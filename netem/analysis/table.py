@@ -28,21 +28,16 @@ def render(summary: Summary, console: Console) -> None:
 
 def table(summary: Summary) -> RenderableType:
     """Fits 100 columns with up to three transports."""
-    return Group(_numbers(summary), *_notes(summary))
+    title = (
+        f"{summary['scenario']}   seed {summary['seed']}   links: {summary['backend']}, loss: {summary['loss_engine']}"
+    )
+    return Group(Text(title, style="bold"), _numbers(summary), Text(CAPTION, style="dim"), *_notes(summary))
 
 
 def _numbers(summary: Summary) -> Table:
     names = list(summary["transports"])
     ratios = _shown_ratios(summary)
-    grid = Table(
-        title=f"{summary['scenario']}   seed {summary['seed']}   links: {summary['backend']}, "
-        f"loss: {summary['loss_engine']}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        caption_justify="left",
-        caption=CAPTION,
-    )
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     grid.add_column("", no_wrap=True)
     for name in names:
         grid.add_column(name, justify="right", no_wrap=True)
