@@ -12,6 +12,7 @@ detached or reinstalled, and counters go on.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import ipaddress
@@ -287,9 +288,13 @@ class BpfPort:
         return PortHealth(**self._filter.events(), queue_dropped=self._queue_dropped())
 
     def close(self) -> None:
+        """Remove program and rate limiter. The interface or its namespace may be gone already."""
         if self._loss is not None:
             self._loss.close()
             self._loss = None
+        with contextlib.suppress(LinkError):
+            self._install_rate(Shape())
+        self._tree = ()
 
     @property
     def _filter(self) -> LossFilter:

@@ -321,8 +321,12 @@ def test_loss_before_the_rate_spares_its_queue(path: Path, traffic: Traffic) -> 
         port.install(Shape(), UDP_FLOW, KEY, WORKERS)  # the rate goes, and what waits with it
         assert port.health().queue_dropped == 0
         assert all(round_ == 1 for _, round_, _ in traffic.arrived())
+        port.install(shape, UDP_FLOW, KEY, WORKERS)
     finally:
         port.close()
+    with closing(netns.open_netlink(path.switch)) as netlink:
+        kinds = {q.get_attr("TCA_KIND") for q in netlink.get_qdiscs(index=veth.index_of(netlink, "pr"))}
+    assert "tbf" not in kinds
 
 
 def test_loss_after_the_rate_takes_room_in_its_queue(path: Path, traffic: Traffic) -> None:
