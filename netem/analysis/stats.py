@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal
 
 import numpy as np
 
-from netem.analysis.oracle import FloatArray
+from netem.analysis.oracle import BoolArray, FloatArray
 from netem.analysis.records import RoundRow
 
 LATENCY_FIELDS = ("count", "mean", "p50", "p95", "p99", "p99_9", "max", "worst_1pct_mean")
@@ -59,15 +58,18 @@ def slowest_by_iteration(rows: Iterable[RoundRow]) -> dict[tuple[int, int], floa
 
 
 Regime = Literal["passes", "packets", "undetermined"]
+TOLD_APART = 0.02
+"""How much of the variance a fit on passes alone, or on packets alone, must fail to explain."""
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """latency = a + b * passes + c * packets, all >= 0, by least squares over single rounds.
+    """latency = a + b * passes + c * packets, all >= 0, by least squares over the single rounds of a whole run.
 
-    `passes_share` is b * passes / (b * passes + c * packets) over the rounds that took more than one pass,
-    or over all where none did. `regime` says which part is larger; "undetermined" where the rounds cannot
-    tell them apart.
+    One transport's rounds alone cannot tell passes from packets: its bursts have more of both in proportion.
+    `passes_share` is, for each transport, b * passes / (b * passes + c * packets) over the rounds that took more than
+    one pass (all, where none did). `regime` says which part is larger over all of them; "undetermined" where
+    passes alone and packets alone explain the latencies equally well.
     """
 
     a_s: float
@@ -75,16 +77,14 @@ class CostModel:
     c_s_per_packet: float
     r_squared: float
     rounds: int
-    passes_share: float | None
+    passes_share: dict[str, float]
     regime: Regime
 
 
 def cost_model(rows: Sequence[RoundRow]) -> CostModel | None:
-    """None with fewer than four usable rounds. Packets are those up to the completing one: what follows
-    costs no time.
-    """
+    """None with fewer than four usable rounds. Packets are those up to the completing one: the rest costs no time."""
     points = [
-        (row.passes, packets, row.latency_s)
+        (row.transport, row.passes, packets, row.latency_s)
         for row in rows
         if row.outcome == "ok"
         and row.passes is not None
@@ -93,37 +93,45 @@ def cost_model(rows: Sequence[RoundRow]) -> CostModel | None:
     ]
     if len(points) < 4:
         return None
-    data = np.array(points, dtype=np.float64)
-    passes, packets, seconds = data.T
-    factors = np.column_stack([np.ones(len(data)), passes, packets])
-    a, b, c = _non_negative(factors, seconds)
-    left = float(((seconds - factors @ np.array([a, b, c])) ** 2).sum())
-    total = float(((seconds - seconds.mean()) ** 2).sum())
-    many = passes > 1
-    chosen = many if many.any() else np.ones(len(data), np.bool_)
-    by_pass, by_packet = b * float(passes[chosen].sum()), c * float(packets[chosen].sum())
-    told_apart = np.linalg.matrix_rank(factors / factors.max(axis=0).clip(1e-12), tol=1e-6) == 3
-    share = by_pass / (by_pass + by_packet) if told_apart and by_pass + by_packet > 0 else None
-    regime: Regime = "undetermined" if share is None else "passes" if share > 0.5 else "packets"
-    fit = 1.0 - left / total if total > 0 else 1.0
-    return CostModel(a, b, c, fit, len(data), share, regime)
+    names = np.array([point[0] for point in points])
+    passes, packets, seconds = np.array([point[1:] for point in points], dtype=np.float64).T
+    factors = np.column_stack([np.ones(len(points)), passes, packets])
+    fit, explained = _non_negative(factors, seconds, ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)))
+    alone = [_non_negative(factors, seconds, ((0,), (one,), (0, one)))[1] for one in (1, 2)]
+    by_pass, by_packet = fit[1] * passes, fit[2] * packets
+    counted = passes > 1 if (passes > 1).any() else np.ones(len(points), np.bool_)
+    shares = {}
+    if explained - min(alone) >= TOLD_APART:
+        for name in dict.fromkeys(str(name) for name in names):
+            shares[name] = _share(by_pass, by_packet, counted & (names == name))
+    regime: Regime = "undetermined"
+    if shares:
+        regime = "passes" if _share(by_pass, by_packet, counted) > 0.5 else "packets"
+    a_s, b_s, c_s = (float(part) for part in fit)
+    return CostModel(a_s, b_s, c_s, explained, len(points), shares, regime)
 
 
-def _non_negative(factors: FloatArray, values: FloatArray) -> tuple[float, float, float]:
-    """Least squares with coefficients >= 0: the best of the fits on subsets of the three columns that are
-    >= 0.
+def _share(by_pass: FloatArray, by_packet: FloatArray, where: BoolArray) -> float:
+    total = float(by_pass[where].sum() + by_packet[where].sum())
+    return float(by_pass[where].sum()) / total if total > 0 else 0.0
 
-    With three columns that is exact and needs no iterative solver (Lawson and Hanson, "Solving Least
-    Squares Problems").
+
+def _non_negative(
+    factors: FloatArray, values: FloatArray, subsets: Sequence[tuple[int, ...]]
+) -> tuple[FloatArray, float]:
+    """Least squares with coefficients >= 0, and the share of the variance that it explains.
+
+    The best of the fits on subsets of the columns that come out >= 0: with three columns that is exact and needs no
+    iterative solver (Lawson and Hanson, "Solving Least Squares Problems").
     """
     scale = factors.max(axis=0).clip(1e-12)
-    best, best_error = np.zeros(3), float((values**2).sum())
-    for size in (1, 2, 3):
-        for columns in combinations(range(3), size):
-            chosen = list(columns)
-            found = np.linalg.lstsq(factors[:, chosen] / scale[chosen], values, rcond=None)[0] / scale[chosen]
-            error = float(((values - factors[:, chosen] @ found) ** 2).sum())
-            if (found >= 0).all() and error < best_error * (1 - 1e-12):
-                best, best_error = np.zeros(3), error
-                best[chosen] = found
-    return float(best[0]), float(best[1]), float(best[2])
+    best, best_error = np.zeros(factors.shape[1]), float((values**2).sum())
+    for subset in subsets:
+        chosen = list(subset)
+        found = np.linalg.lstsq(factors[:, chosen] / scale[chosen], values, rcond=None)[0] / scale[chosen]
+        error = float(((values - factors[:, chosen] @ found) ** 2).sum())
+        if (found >= 0).all() and error < best_error * (1 - 1e-12):
+            best, best_error = np.zeros(factors.shape[1]), error
+            best[chosen] = found
+    spread = float(((values - values.mean()) ** 2).sum())
+    return best, 1.0 - best_error / spread if spread > 0 else 1.0

@@ -45,6 +45,9 @@ def summarise(data: RunData) -> dict[str, Any]:
             "loss_engine": data.loss_engine,
             "transports": transports,
             "ratios": _ratios(transports),
+            "cost_model": _as_dict(
+                cost_model([row for name in transports for row in data.rows(name) if row.direction == "up"])
+            ),
             "fidelity": _fidelity(checked),
             "captures": [asdict(capture) for capture in data.captures],
             "expectations": [asdict(verdict) for verdict in verdicts],
@@ -90,7 +93,6 @@ def _transport(name: str, data: RunData, checked: Fidelity) -> dict[str, Any]:
         "late": _total(row.late for row in data.rows(name)),
         "duplicate": _total(row.duplicate for row in data.rows(name)),
         "by_loss": _by_loss(name, bursts, runs, data.plan, checked),
-        "cost_model": _as_dict(cost_model(up)),
         "replicas_identical": _replicas(runs),
         "facts": runs[0].facts,
     }

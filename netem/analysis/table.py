@@ -84,7 +84,6 @@ def _lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None]]:
         yield f"loss {100 * loss:.4g} %: achieved", _achieved(loss), None
         yield "  passes / oracle", _beside_oracle(loss, "passes"), None
         yield "  packets / oracle", _beside_oracle(loss, "packets"), None
-    yield "a round costs", _cost, None
     yield section
     yield "accuracy", lambda t: _percent(t["accuracy"]), None
     yield "perplexity", lambda t: _number(t["perplexity"]), None
@@ -136,22 +135,14 @@ def _beside_oracle(loss: float, what: str) -> Cell:
     return cell
 
 
-def _cost(transport: dict[str, Any]) -> str:
-    model = transport["cost_model"]
-    if model is None:
-        return MISSING
-    if model["passes_share"] is None:
-        return "undetermined"
-    share = model["passes_share"] if model["regime"] == "passes" else 1 - model["passes_share"]
-    return f"{model['regime']} {share:.0%}"
-
-
 def _not_ok(transport: dict[str, Any]) -> str:
     bad = [f"{count} {outcome}" for outcome, count in transport["rounds"]["outcomes"].items() if outcome != "ok"]
     return ", ".join(bad) or "0"
 
 
 def _notes(summary: Summary) -> Iterator[Text]:
+    if summary["cost_model"]:
+        yield _cost(summary["cost_model"])
     yield _fidelity(summary["fidelity"])
     failed = [check for check in summary["fidelity"]["checks"] if not check["ok"]]
     for check in failed[:MAX_FAILED_SHOWN]:
@@ -164,6 +155,18 @@ def _notes(summary: Summary) -> Iterator[Text]:
         word, style = {True: ("held  ", "green"), False: ("FAILED", "red"), None: ("FAILED", "red")}[one["held"]]
         yield Text.assemble((f"expect {word} ", style), one["text"])
         yield Text(f"              {one['detail']}", style="dim")
+
+
+def _cost(model: dict[str, Any]) -> Text:
+    """Which regime the run is in: does a burst cost its passes (round trips) or its packets?"""
+    formula = (
+        f"latency = {seconds(model['a_s'])} + {seconds(model['b_s_per_pass'])} a pass + "
+        f"{seconds(model['c_s_per_packet'])} a packet (r² {model['r_squared']:.2f})"
+    )
+    if model["regime"] == "undetermined":
+        return Text(f"cost: {formula}; passes and packets cannot be told apart")
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in model["passes_share"].items())
+    return Text.assemble(("cost: ", ""), (f"{model['regime']} dominate", "bold"), f"; {formula}; by passes: {shares}")
 
 
 def _fidelity(fidelity: dict[str, Any]) -> Text:
