@@ -21,6 +21,13 @@ def _root_only() -> None:
         pytest.skip(reason)
 
 
+@pytest.fixture(autouse=True)
+def _as_root_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when pytest was started with sudo: a test that wants a calling user sets one."""
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    monkeypatch.delenv("SUDO_GID", raising=False)
+
+
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
     return tmp_path / "state"

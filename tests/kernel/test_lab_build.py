@@ -189,7 +189,7 @@ def test_no_descriptor_stays_open_and_set_up_is_quick(state_dir: Path, tmp_path:
     before = sorted(os.listdir("/proc/self/fd"))
     times = sorted(cycle() for _ in range(5))
     assert sorted(os.listdir("/proc/self/fd")) == before
-    assert times[0] < 0.5, times  # about 0.1 s; the bound leaves room for a busy machine
+    assert times[0] < 1.0, times  # about 0.1 s; the bound leaves room for a busy machine
 
 
 def test_detach_and_attach(state_dir: Path, tmp_path: Path) -> None:
