@@ -157,8 +157,9 @@ def test_the_cost_model_says_which_regime(b: float, c: float, regime: str) -> No
     assert found.passes_share["mlt"] >= found.passes_share["dblp"]
 
 
-def test_one_transport_alone_cannot_tell_passes_from_packets() -> None:
-    found = cost_model([row for row in cost_rows(0.001, 0.1, 1e-6) if row.passes in (1, 9)])
+def test_passes_and_packets_in_proportion_cannot_be_told_apart() -> None:
+    rows = [replace(row, packets_at_need=500 * (row.passes or 0)) for row in cost_rows(0.001, 0.1, 0.0)]
+    found = cost_model(rows)
     assert found is not None
     assert (found.regime, found.passes_share) == ("undetermined", {})
     assert cost_model([]) is None
