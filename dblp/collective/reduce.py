@@ -26,12 +26,15 @@ def mean_into(out: FloatArray, gradients: Sequence[FloatArray], delivered: Seque
 
 
 def norm(values: FloatArray) -> float:
-    """L2 norm, summed in float64 without a copy of the array in float64."""
+    """L2 norm, summed in float64 block by block.
+
+    Not by BLAS: its threads would compete with the workers, and its result depends on the build.
+    """
     flat = values.reshape(-1)
     total = 0.0
-    for start in range(0, len(flat), 1 << 20):
-        part = flat[start : start + (1 << 20)].astype(np.float64)
-        total += float(part @ part)
+    for start in range(0, len(flat), 1 << 16):
+        part = flat[start : start + (1 << 16)].astype(np.float64)
+        total += float(np.einsum("i,i->", part, part))
     return float(np.sqrt(total))
 
 
