@@ -1,0 +1,72 @@
+"""doctor: what works on this machine, and what to do about the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from netem.commands import options
+from netem.commands.failure import OK, PREFLIGHT, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from netem.preflight import Check
+
+
+def doctor(
+    json: options.Json = False, debug: options.Debug = False, state_dir: options.StateDir = options.STATE_DIR
+) -> int:
+    """Try everything that a run may need, for real, and say what to do where it does not work."""
+    from netem import preflight
+
+    checks = preflight.doctor(state_dir)
+    lacking = missing(checks)
+    if json:
+        entries = {name: asdict(check) for name, check in checks.items()}
+        print_json({"ok": not lacking, "missing": lacking, "checks": entries})
+        return PREFLIGHT if lacking else OK
+    from rich.console import Console
+
+    _print(Console(highlight=False), checks, lacking)
+    return PREFLIGHT if lacking else OK
+
+
+def missing(checks: Mapping[str, Check]) -> list[str]:
+    """What no run can do without: each needed feature, and one of the backends that can make loss."""
+    lacking = [name for name, check in checks.items() if check.needed and not check.ok]
+    tried = lacking == [] or "privileges" not in lacking
+    if tried and not any(checks[name].ok for name in ("bpf", "netem") if name in checks):
+        lacking.append("bpf or netem")
+    return lacking
+
+
+def _print(console: Console, checks: Mapping[str, Check], lacking: list[str]) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    untried = []
+    width = max(map(len, checks))
+    for name, check in checks.items():
+        if check.detail.startswith("not tried"):
+            untried.append(name)
+            continue
+        mark = ("✓", "green") if check.ok else ("✗", "bold red" if name in lacking else "yellow")
+        line = Text.assemble(mark, f" {name.ljust(width)}  ")
+        if len(line) + len(check.detail) <= console.width:
+            console.print(line.append(check.detail))
+        else:
+            console.print(line)
+            console.print(Padding(check.detail, (0, 0, 0, 4)), markup=False)
+        if check.remedy and not check.ok:
+            console.print(Padding(Text(check.remedy, style="cyan"), (0, 0, 0, 4)))
+    if untried:
+        console.print(f"–  [dim]not tried: {', '.join(untried)}[/]")
+    failed = [name for name, check in checks.items() if not check.ok and name not in lacking and name not in untried]
+    if lacking:
+        console.print(f"\n[bold red]Not ready[/]: a run needs {', '.join(lacking)}.")
+    elif failed:
+        console.print(f"\n[bold green]Ready.[/] Some scenarios need what is missing here: {', '.join(failed)}.")
+    else:
+        console.print("\n[bold green]Ready.[/] Everything works.")

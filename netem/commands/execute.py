@@ -1,0 +1,109 @@
+"""exec: a program inside a host of a lab, on the caller's terminal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from netem.commands import labs, options
+from netem.commands.failure import USAGE, CommandError, report, translate
+
+if TYPE_CHECKING:
+    from netem.kernel.process import Child
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""As shells, env(1) and sudo say it."""
+
+
+def exec_(
+    host: Annotated[str, typer.Argument(metavar="HOST", help="A host of the lab.", show_default=False)],
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.", show_default=False),
+    ],
+    lab: Annotated[
+        str | None,
+        typer.Option("--lab", metavar="LAB", help="Name or id; not needed when there is one lab.", show_default=False),
+    ] = None,
+    debug: options.Debug = False,
+    state_dir: options.StateDir = options.STATE_DIR,
+) -> int:
+    """Run a program inside a host, as the user who called sudo. Returns its exit status (128 + n for signal n)."""
+    from netem import preflight
+    from netem.kernel.errors import KernelError
+    from netem.lab import Lab
+
+    argv = command[1:] if command[0] == "--" else command
+    if not argv:
+        raise CommandError("give a command: dblp-netem exec HOST -- COMMAND...", USAGE)
+    preflight.require()
+    wanted = labs.choose(labs.look(state_dir)[0], lab, "such as --lab ID")
+    names = [entry["name"] for entry in wanted.hosts]
+    if host not in names:
+        raise CommandError(f"no host {host} in lab {wanted.name}; there are {', '.join(names)}", USAGE)
+    with Lab.attach(wanted.id, state_dir=state_dir) as attached:
+        try:
+            child = attached.spawn(host, argv, env=_environment(wanted, host), log=None, cwd=_folder())
+        except KernelError as error:
+            report(translate(error), as_json=False)
+            return NOT_FOUND if error.code == errno.ENOENT else NOT_EXECUTABLE
+        with _signals_go_to(child):
+            status = _await(child)
+    return 128 - status if status < 0 else status
+
+
+def _environment(lab: labs.Standing, host: str) -> dict[str, str]:
+    """The caller's, without what sudo added to it."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SUDO_")}
+    return kept | {"DBLP_NETEM_LAB": lab.id, "DBLP_NETEM_HOST": host}
+
+
+def _folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # removed meanwhile
+        return Path("/")
+
+
+@contextmanager
+def _signals_go_to(child: Child) -> Generator[None, None, None]:
+    """Signals are the program's business. Those of the terminal reach it directly: it is in our process group."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGTERM and _in_foreground():
+            return
+        child.signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, forward)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
+
+
+def _await(child: Child) -> int:
+    while True:
+        try:
+            return child.wait(60.0)
+        except TimeoutError:
+            continue

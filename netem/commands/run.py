@@ -1,0 +1,55 @@
+"""run: the main job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from netem.commands import options
+from netem.commands.failure import OK, print_json
+
+
+def run(
+    scenario: options.ScenarioName,
+    set_: options.Overrides = None,
+    seed: options.Seed = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the run's folder is made.", file_okay=False)
+    ] = Path("runs"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar="", help="Say what would be done, and do nothing.")
+    ] = False,
+    allow_unfaithful: Annotated[
+        bool,
+        typer.Option("--allow-unfaithful", metavar="", help="Exit status 0 although the emulation was not faithful."),
+    ] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+    state_dir: options.StateDir = options.STATE_DIR,
+) -> int:
+    """Run a scenario: build the lab, train in it while losses hit the chosen iterations, save and show the results."""
+    from netem.spec import load_scenario
+
+    loaded = load_scenario(scenario, options.overrides(set_, seed))
+    from netem import experiment
+
+    experiment.check(loaded)
+    settings = experiment.RunOptions(
+        out=out, argv=tuple(sys.argv), state_dir=state_dir, allow_unfaithful=allow_unfaithful, json_output=json
+    )
+    if dry_run:
+        plan = experiment.dry_run(loaded, settings)
+        if json:
+            print_json({"ok": True, "plan": plan.splitlines()})
+        else:
+            typer.echo(plan)
+        return OK
+    from rich.console import Console
+
+    from netem import preflight
+
+    preflight.require()
+    return experiment.run_scenario(loaded, settings, Console(stderr=json))
