@@ -218,7 +218,9 @@ def _send(ipr: IPRoute, ifindex: int, command: Command) -> None:
         ipr.tc("delete", **place)
     elif isinstance(qdisc, Netem):
         message = netem_message(ifindex, qdisc)
-        tuple(ipr.nlm_request(message, msg_type=RTM_NEWQDISC, msg_flags=_FLAGS[command.verb]))
+        message["header"]["type"] = RTM_NEWQDISC
+        message["header"]["flags"] = _FLAGS[command.verb]
+        ipr.nlm_request_batch([message])
     else:
         ipr.tc(command.verb, kind=type(qdisc).__name__.lower(), **place, **options(qdisc))
 

@@ -150,7 +150,9 @@ class NetemPort:
             if self._steering.filters and not rebuilt:
                 u32.remove(ipr, self._ifindex, PRIO_HANDLE, self._steering.priority)
             self._steering = Steering()
-            qdisc.execute(ipr, self._ifindex, commands)
+            if rebuilt:
+                self._tree = ()
+            self._execute(ipr, commands)
             self._tree = wanted
             found = qdisc.dump(ipr, self._ifindex)
             qdisc.verify(found, wanted)
@@ -174,6 +176,17 @@ class NetemPort:
             qdisc.verify(found, wanted)
             u32.verify(ipr, self._ifindex, PRIO_HANDLE, steering.filters)
         self._open_stretches(before, self._stats(found))
+
+    def _execute(self, ipr: IPRoute, commands: Sequence[qdisc.Command]) -> None:
+        """Send commands; a tree that cannot be completed is removed again."""
+        for done, command in enumerate(commands):
+            try:
+                qdisc.execute(ipr, self._ifindex, [command])
+            except KernelError:
+                added = [c.qdisc for c in commands[:done] if c.verb == "add"]
+                with suppress(KernelError):
+                    qdisc.execute(ipr, self._ifindex, [qdisc.Command("delete", part) for part in added[:1]])
+                raise
 
     def _steer(self, rules: Sequence[LossRule]) -> Steering:
         """Filters under the priority not in use; those in place where they would be the same."""
