@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from netem.kernel.snapshot import HostSnapshot, host_snapshot
+from netem.state import LabState, Record
 
 
 @pytest.fixture(autouse=True)
@@ -34,21 +34,30 @@ def state_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def unchanged_host() -> Iterator[None]:
-    """The host is the same before and after: namespaces, links, qdiscs, sysctls."""
+def unchanged_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The host is the same before and after: links, qdiscs, sysctls, and no namespace of a lab built meanwhile."""
+    made: set[str] = set()
+    real_create = LabState.create
+
+    def create(directory: Path, record: Record) -> LabState:
+        made.add(record.id)
+        return real_create(directory, record)
+
+    monkeypatch.setattr(LabState, "create", create)
     before = host_snapshot()
     yield
-    assert differences_since(before) == []
+    assert differences_since(before, made) == []
 
 
-def differences_since(before: HostSnapshot, patience_s: float = 15.0) -> list[str]:
-    """What differs from an earlier snapshot for good. Others may work on this machine: what they made must go away."""
-    deadline = time.monotonic() + patience_s
-    while (found := before.differences(host_snapshot())) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return found
+def differences_since(before: HostSnapshot, lab_ids: Collection[str]) -> list[str]:
+    """What differs from an earlier snapshot; of the namespaces, only those of these labs: others may work here too."""
+    return [
+        line
+        for line in before.differences(host_snapshot())
+        if not line.startswith("namespaces:") or any(lab_id in line for lab_id in lab_ids)
+    ]
 
 
 @pytest.fixture
-def settled() -> Callable[[HostSnapshot], list[str]]:
+def since() -> Callable[[HostSnapshot, Collection[str]], list[str]]:
     return differences_since

@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from netem.kernel.errors import LabError
 from netem.kernel.snapshot import HostSnapshot, host_snapshot
 from netem.lab import Lab, clean
 from netem.spec.topology import star
-from netem.state import path_of, read, start_ticks
+from netem.state import lab_ids, path_of, read, start_ticks
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 20
@@ -83,18 +83,22 @@ def victim(state_dir: Path, tmp_path: Path) -> Iterator[Callable[[int], int]]:
 
 
 def test_killed_at_any_call_one_clean_restores_the_host(
-    victim: Callable[[int], int], state_dir: Path, tmp_path: Path, settled: Callable[[HostSnapshot], list[str]]
+    victim: Callable[[int], int],
+    state_dir: Path,
+    tmp_path: Path,
+    since: Callable[[HostSnapshot, Collection[str]], list[str]],
 ) -> None:
-    before = host_snapshot()
+    before, made = host_snapshot(), set[str]()
     assert victim(0) == 0
     total = int((tmp_path / "calls").read_text())
     assert total > 300
     for moment in random.Random(SEED).sample(range(1, total + 1), 20):
         assert victim(moment) == -signal.SIGKILL
+        made.update(lab_ids(state_dir) if state_dir.exists() else [])
         report = clean(state_dir)
         assert report.ok, f"call {moment} of {total}: {report}"
         assert not state_dir.exists() or os.listdir(state_dir) == [], f"call {moment} of {total}"
-    assert settled(before) == []
+    assert since(before, made) == []
 
 
 @pytest.fixture

@@ -119,6 +119,21 @@ def test_super_packets_are_cut_before_the_switch_and_no_arp_is_sent(state_dir: P
     assert others == []
 
 
+def test_checksums_are_computed_before_the_wire_where_asked(state_dir: Path, tmp_path: Path) -> None:
+    """Without checksum offload a capture shows right checksums."""
+    from scapy.all import UDP, rdpcap
+
+    with Lab.build(star(1), state_dir=state_dir, settings=Settings(checksum_offload=False)) as lab:
+        assert lab.settings()["server"]["offloads"]["tx-checksum-ip-generic"] is False
+        capture = lab.capture(("port", "server"), tmp_path / "x.pcapng", direction="egress")
+        exchange(lab, "worker1", "server").close()
+        capture.stop()
+    (packet,) = rdpcap(str(tmp_path / "x.pcapng"))
+    found = packet[UDP].chksum
+    del packet[UDP].chksum
+    assert type(packet)(bytes(packet))[UDP].chksum == found
+
+
 @dataclass(frozen=True)
 class _Link:
     between: tuple[str, str]

@@ -144,6 +144,13 @@ def wait_for(path: Path, text: str, timeout_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
+def test_without_a_log_it_shares_the_terminal(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    """As `exec` does: same output, same session, so that Ctrl-C reaches it."""
+    child = lab.spawn("server", ["/bin/sh", "-c", "cut -d' ' -f6 /proc/self/stat"], env={}, log=None)
+    assert child.wait(10) == 0
+    assert int(capfd.readouterr().out) == os.getsid(0)
+
+
 def test_wait_is_limited(lab: Lab, tmp_path: Path) -> None:
     child = shell(lab, "sleep 100", tmp_path / "log")
     with pytest.raises(TimeoutError, match="still runs"):
