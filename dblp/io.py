@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from dblp import mmsg
 from dblp.chunks import FloatArray, IntArray, Layout
-from dblp.errors import ConnectError, PeerLost, PeerProtocolError, RoundTimeout
+from dblp.errors import ConnectError, DblpError, HandshakeError, PeerLost, PeerProtocolError, RoundTimeout
 from dblp.sender import Batch
-from dblp.wire import HEADER_BYTES, Frame, FrameReader, encode, encode_hint, headers_of, parse_hint
+from dblp.wire import HEADER_BYTES, Frame, FrameReader, Refuse, encode, encode_hint, headers_of, parse_hint
 
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 SO_MEMINFO = 55
@@ -172,7 +172,12 @@ class DataSocket:
 
         The rows stay valid until the next call.
         """
-        lengths, truncated = self._many.fill(self.fileno()) if self._many else self._fill_plain()
+        try:
+            lengths, truncated = self._many.fill(self.fileno()) if self._many else self._fill_plain()
+        except ConnectionRefusedError:
+            return self.receive(round_)  # an ICMP answer to what this side sent; reading has cleared it
+        except OSError as error:
+            raise ConnectError(f"receiving datagrams: {error.strerror}") from error
         if not len(lengths):
             return None
         rows, row_bytes = self._rows(lengths.astype(np.int64), truncated)
@@ -217,14 +222,19 @@ class DataSocket:
 
     def _fill_plain(self) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         lengths: list[int] = []
+        truncated: list[bool] = []
         for slot in self._slots:
             try:
-                lengths.append(self.sock.recv_into(slot.data))
+                length, _, flags, _ = self.sock.recvmsg_into([slot.data])
             except (BlockingIOError, InterruptedError):
                 break
             except ConnectionRefusedError:
-                continue
-        return np.array(lengths, np.uint32), np.zeros(len(lengths), np.bool_)
+                if lengths:
+                    break
+                raise
+            lengths.append(length)
+            truncated.append(bool(flags & socket.MSG_TRUNC))
+        return np.array(lengths, np.uint32), np.array(truncated, np.bool_)
 
 
 class Control:
@@ -240,16 +250,30 @@ class Control:
         return self.sock.fileno()
 
     def send(self, frame: Frame, deadline: float, round_: int = 0) -> None:
-        """Raises PeerLost when the peer has gone, RoundTimeout when it takes nothing until the deadline."""
-        data = memoryview(encode(frame))
+        """Raises PeerLost when the peer has gone, RoundTimeout when it takes nothing until the deadline.
+
+        A peer that refused before it closed the connection has said why: then HandshakeError with its words.
+        """
+        data, began, phase = memoryview(encode(frame)), clock(), f"sending {type(frame).__name__}"
         while data:
             try:
                 data = data[self.sock.send(data) :]
             except (BlockingIOError, InterruptedError):
                 if not wait([self.fileno()], deadline - clock(), select.POLLOUT):
-                    raise RoundTimeout(self.peer, round_, f"sending {type(frame).__name__}", 0.0) from None
+                    raise RoundTimeout(self.peer, round_, phase, deadline - began) from None
             except OSError as error:
-                raise PeerLost(self.peer, round_, f"sending {type(frame).__name__}", str(error.strerror)) from error
+                self._raise_refusal()
+                raise PeerLost(self.peer, round_, phase, str(error.strerror)) from error
+
+    def _raise_refusal(self) -> None:
+        """HandshakeError when what is still unread holds a refusal."""
+        try:
+            frames = self.poll()
+        except DblpError:
+            return
+        for frame in frames:
+            if isinstance(frame, Refuse):
+                raise HandshakeError(f"{self.peer}: {frame.reason.decode(errors='replace')}")
 
     def poll(self, round_: int = 0) -> list[Frame]:
         """Frames that have arrived, without waiting. Raises PeerLost when the peer has closed the connection."""

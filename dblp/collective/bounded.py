@@ -30,6 +30,7 @@ def send_round(link: Link, machine: Sender, values: FloatArray, deadline: float)
     """Sends `values` (chunks, chunk_values) until the receiver says stop; aborts the machine at the deadline."""
     data = _data(link)
     sent = Sent(began_s=clock())
+    link.replay()
     while not machine.finished:
         now = clock()
         if now >= deadline:
@@ -88,6 +89,7 @@ class ReceiveLoop:
         """
         deadline = clock() + first_limit_s
         started = False
+        self.link.replay()
         while not self.machine.finished and not self.cancelled:
             busy = self._drain()
             busy = self._frames(deadline) or busy

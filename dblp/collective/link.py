@@ -42,9 +42,14 @@ class Link:
     def advance(self, round_: int) -> None:
         """From now on this is the current round; frames that were early come up again."""
         self.round = round_
-        self._replay()
+        self.replay()
 
-    def _replay(self) -> None:
+    def replay(self) -> None:
+        """Frames that were early come up again at the next poll.
+
+        Whoever begins to wait for another kind of frame calls it: a stop and the frame behind it (the end of the
+        round, the probe of the broadcast) may be read together, and the second one is not repeated.
+        """
         self._again, self._early = self._again + self._early, []
 
     def tell(self, frame: Frame, deadline: float) -> None:
@@ -89,7 +94,7 @@ class Link:
         Raises RoundTimeout after `limit_s`.
         """
         deadline = clock() + limit_s
-        self._replay()
+        self.replay()
         while True:
             found: F | None = None
             for frame, came_as_hint in self.poll():

@@ -30,6 +30,7 @@ def send_stream(
     header = encode_stream_header(session, round_, len(payload))
     left = [memoryview(header), payload]
     sent = Sent(began_s=clock())
+    link.replay()
     while clock() < deadline:
         stop = _stop_of(link, round_, direction)
         if stop is not None:
@@ -98,6 +99,7 @@ class StreamReceive:
         """Until complete, cancelled or past the deadline. Raises StreamBroken when the connection fails."""
         deadline = clock() + first_limit_s
         started = False
+        self.link.replay()
         while not self.complete and not self.cancelled:
             busy = self._read()
             for frame, came_as_hint in self.link.poll():

@@ -1,0 +1,153 @@
+"""Frames that are read together with the stop of a round: none of them may be lost, because none is repeated."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from dblp.chunks import Layout
+from dblp.collective.bounded import ReceiveLoop, send_round
+from dblp.collective.link import Link
+from dblp.collective.stream import StreamReceive, send_stream
+from dblp.errors import HandshakeError, PeerLost, RoundTimeout
+from dblp.io import Control, DataSocket, Hints, clock, udp_socket
+from dblp.receiver import Receiver
+from dblp.sender import Sender
+from dblp.wire import Bitmap, End, Frame, FrameReader, Hello, Probe, Refuse, Start, Stop, encode
+
+UP, DOWN = 0, 1
+LAYOUT = Layout(8 * 364, 364)
+STOP = Stop(0, UP, 0, 7, 0, 8, b"\xff")
+END = End(0, 1, 0, 0.0)
+
+
+class Pair:
+    """A link to a peer that this test plays by hand."""
+
+    def __init__(self) -> None:
+        ours, self.peer = socket.socketpair()
+        self.peer.settimeout(2.0)
+        self.socks = [self.peer]
+        self.peer_data, self.data = self._udp(), self._udp()
+        self.peer_hint, hint = self._udp(), self._udp()
+        for one, other in ((self.peer_data, self.data), (self.peer_hint, hint)):
+            one.connect(other.getsockname())
+            other.connect(one.getsockname())
+        control = Control.__new__(Control)  # a Unix socket has no TCP_NODELAY
+        ours.setblocking(False)
+        control.__dict__.update(sock=ours, peer="peer", _reader=FrameReader())
+        self.link = Link(control, DataSocket(self.data, LAYOUT, 5), Hints(hint, 5, 1472))
+        self.socks += [ours, hint]
+
+    def _udp(self) -> socket.socket:
+        sock = udp_socket(("127.0.0.1", 0))
+        self.socks = [*getattr(self, "socks", []), sock]
+        return sock
+
+    def says(self, *frames: Frame) -> None:
+        self.peer.sendall(b"".join(map(encode, frames)))
+
+    def heard(self) -> list[Frame]:
+        return list(FrameReader().feed(self.peer.recv(1 << 16)))
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    for sock in made.socks:
+        sock.close()
+
+
+def sent_up(pair: Pair) -> None:
+    pair.link.advance(0)
+    machine = Sender(0, UP, np.arange(8), window=64, pipelined=False)
+    send_round(pair.link, machine, LAYOUT.matrix(), clock() + 2.0)
+    assert machine.stop == STOP
+
+
+def receive_down(pair: Pair) -> tuple[ReceiveLoop, list[Frame]]:
+    loop = ReceiveLoop(pair.link, Receiver(0, DOWN, 8, 8), LAYOUT.matrix())
+    others: list[Frame] = []
+
+    def on_frame(frame: Frame) -> bool:
+        others.append(frame)
+        if isinstance(frame, End):
+            loop.cancel()
+        return isinstance(frame, End)
+
+    loop.on_frame = on_frame  # type: ignore[method-assign]
+    loop.run(1.0, 1.0)
+    return loop, others
+
+
+def test_end_that_is_read_with_the_stop_ends_the_wait_for_the_broadcast(pair: Pair) -> None:
+    pair.says(STOP, END)
+    sent_up(pair)
+    loop, others = receive_down(pair)
+    assert loop.cancelled
+    assert END in others
+
+
+def test_probe_of_the_broadcast_that_is_read_with_the_stop_is_answered(pair: Pair) -> None:
+    pair.says(STOP, Probe(0, DOWN, 0, 3), END)
+    sent_up(pair)
+    receive_down(pair)
+    assert pair.heard()[0] == Bitmap(0, DOWN, 0, 3, b"\x00")
+
+
+def test_end_that_is_read_with_the_stop_of_a_stream_ends_the_wait(pair: Pair) -> None:
+    ours, theirs = socket.socketpair()
+    pair.socks += [ours, theirs]
+    ours.setblocking(False)
+    pair.link.advance(0)
+    pair.says(STOP, END)
+    _, stop = send_stream(pair.link, ours, 5, 0, UP, LAYOUT.matrix(), clock() + 2.0)
+    assert stop == STOP
+    stream = StreamReceive(pair.link, ours, 5, 0, DOWN, LAYOUT.matrix())
+    stream.on_frame = lambda frame: stream.cancel() is None  # type: ignore[method-assign]
+    stream.run(1.0, 1.0)
+    assert stream.cancelled
+
+
+def test_frames_of_a_round_that_is_over_are_dropped_and_of_the_next_are_kept(pair: Pair) -> None:
+    pair.link.advance(4)
+    for round_ in (3, 4, 5):
+        pair.link.stray(Start(round_, 1.0, 0), False)
+    pair.link.advance(5)
+    found = pair.link.wait_for(Start, lambda frame: frame.round == 5, 1.0, "testing")
+    assert found == Start(5, 1.0, 0)
+    pair.link.advance(6)
+    with pytest.raises(RoundTimeout, match=r"peer, round 6: testing took longer than 0\.01 s"):
+        pair.link.wait_for(Start, lambda frame: True, 0.01, "testing")
+
+
+def test_repeated_probe_of_a_finished_round_gets_its_stop_again_as_a_hint(pair: Pair) -> None:
+    stop = Stop(0, DOWN, 0, 7, 0, 8, b"\xff")
+    pair.link.finish(stop, clock() + 1.0)
+    pair.peer_hint.recv(1 << 16)
+    pair.link.stray(Probe(0, DOWN, 1, 8), True)
+    pair.peer_hint.settimeout(2.0)
+    assert encode(stop) in pair.peer_hint.recv(1 << 16)
+    pair.link.stray(Probe(0, DOWN, 1, 8), False)  # over the reliable channel the stop is already on its way
+    pair.peer_hint.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pair.peer_hint.recv(1)
+
+
+def test_refusal_is_told_as_the_reason_even_where_sending_fails_first(pair: Pair) -> None:
+    pair.says(Refuse(b"lost worker 2"))
+    pair.peer.close()
+    with pytest.raises(HandshakeError, match="lost worker 2"):
+        pair.link.tell(Start(0, 1.0, 0), clock() + 1.0)
+
+
+def test_closed_connection_is_a_lost_peer(pair: Pair) -> None:
+    pair.peer.close()
+    with pytest.raises(PeerLost, match="lost peer in round 9 while sending Hello"):
+        pair.link.control.send(Hello(b"0" * 16, 1, 0, b""), clock() + 1.0, 9)
+    with pytest.raises(PeerLost, match="closed the connection"):
+        pair.link.poll()
