@@ -6,6 +6,7 @@ A workload knows no transport: it talks to a `Reducer`. It imports torch only wh
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class Reduced:
 
 @dataclass(frozen=True)
 class EpochRow:
-    """One worker's epoch. train_loss: mean loss of its samples; None for a replay, as is value.
+    """One worker's epoch. train_loss: mean loss of its samples, None where it is not finite (training
+    diverged). A replay has neither loss nor value.
 
     metric: "accuracy" (value in 0..1, on held-out data) or "none". wall_s: seconds from the first gradient
     to the end of the last step, without the evaluation. digest: sha256 of parameters and optimiser state
@@ -122,7 +124,8 @@ class Training:
             loss = self._epoch(epoch, reducer)
             wall_s = self._clock() - began
             state = self._learner.state()
-            row = EpochRow(loss, "accuracy", self._learner.evaluate(), wall_s, array_digest(state))
+            known_loss = loss if math.isfinite(loss) else None
+            row = EpochRow(known_loss, "accuracy", self._learner.evaluate(), wall_s, array_digest(state))
             reducer.report_epoch(epoch, row, state)
             log(
                 f"rank {self._rank} epoch {epoch}: loss {loss:.4f}, accuracy {row.value:.1%}, {wall_s:.2f} s, "

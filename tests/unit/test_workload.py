@@ -146,7 +146,8 @@ def test_replay_waits_in_place_of_computing() -> None:
 
 def test_replay_and_options_do_not_load_torch() -> None:
     code = (
-        "import sys\nfrom dblp.config import Config\nfrom dblp.options import options_from\nfrom dblp.workload import workload_from\n"
+        "import sys\nfrom dblp.config import Config\n"
+        "from dblp.options import options_from\nfrom dblp.workload import workload_from\n"
         f"workload_from(Config('t', {{}}, {REPLAY!r}), 1, 4)\noptions_from(Config('t', {{}}, {TRAIN!r}))\n"
         "sys.exit('torch' in sys.modules)"
     )
@@ -179,3 +180,14 @@ def test_bad_options_name_the_key(workload: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         options_from(config(workload))
     assert ".".join(map(str, caught.value.path)) == path
+
+
+def test_a_diverged_epoch_reports_no_loss() -> None:
+    class Spoiler(Recorder):
+        def all_reduce(self, flat: Vector, **where: Any) -> Reduced:
+            flat.fill(np.nan)
+            return Reduced(False, "critical", 0.0)
+
+    recorder = Spoiler()
+    workload_from(config({**TRAIN, "batch_size": 720}), 1, 2).run(recorder, lambda _: None)
+    assert [row.train_loss for _, row in recorder.rows] == [None, None]
