@@ -26,6 +26,8 @@ class TransportRun:
         reliable_broadcast: replicas have to be bit-identical after every epoch.
         stop_and_wait: every pass waits for its bitmap; then passes and packets follow the oracle exactly.
         mask_seed: seed of the repeatable mask; None where losses are not repeatable (`mask: none`).
+        device_drops: direction -> packets that the receivers' devices dropped behind the loss (a veth's ring is full on
+            a saturated machine); devices count all packets and know no rounds.
         order: the send order, where the exact course of a round is to be checked.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
     """
@@ -42,6 +44,7 @@ class TransportRun:
     stop_and_wait: bool = False
     mask_seed: int | None = None
     order: OrderFn | None = None
+    device_drops: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 

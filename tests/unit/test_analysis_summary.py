@@ -83,6 +83,15 @@ def test_socket_drops_close_over_the_run() -> None:
     assert failed(data) == set()
 
 
+def test_drops_of_a_device_are_told_from_a_leak_and_limited() -> None:
+    data = change_row(faithful_run(), 2, late=2)
+    assert failed(data) == {"totals"}
+    assert failed(with_run(data, 0, device_drops={"down": 3})) == {"totals"}
+    assert failed(with_run(data, 0, device_drops={"up": 3})) == set()
+    assert failed(with_run(data, 0, device_drops={"up": 500})) == {"unrequested drops"}
+    assert failed(with_run(change_row(data, 3, late=6), 0, device_drops={"up": 3})) == {"totals"}
+
+
 def test_totals_of_a_backend_that_counts_by_run() -> None:
     data = faithful_run()
     for index, run in enumerate(data.runs):
