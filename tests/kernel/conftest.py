@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import tempfile
+import tomllib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -10,6 +14,8 @@ import pytest
 
 from netem.kernel.snapshot import HostSnapshot, host_snapshot
 from netem.state import LabState, Record
+
+SYSTEM_PYTHON = "/usr/bin/python3"
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +67,32 @@ def differences_since(before: HostSnapshot, lab_ids: Collection[str]) -> list[st
 @pytest.fixture
 def since() -> Callable[[HostSnapshot, Collection[str]], list[str]]:
     return differences_since
+
+
+def without_torch(project: Path) -> list[str]:
+    """What the project depends on, but for torch: a replay does without."""
+    wanted = tomllib.loads((project / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [requirement for requirement in wanted if not requirement.startswith("torch")]
+
+
+@pytest.fixture(scope="session")
+def system_python() -> Iterator[Path]:
+    """An interpreter that everybody may execute, with this project and what a replay needs, in a folder of its own.
+
+    The one that runs the tests may lie where only root can read; then its users could not run workloads either.
+    """
+    if not Path(SYSTEM_PYTHON).exists():
+        pytest.skip(f"needs {SYSTEM_PYTHON} (Debian: apt-get install python3-venv)")
+    with tempfile.TemporaryDirectory(prefix="dblp-netem-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        subprocess.run([SYSTEM_PYTHON, "-m", "venv", folder / "venv"], check=True, timeout=60)
+        project = Path(__file__).resolve().parents[2]
+        install = [folder / "venv/bin/python", "-m", "pip", "install", "--quiet", "-c", project / "constraints.txt"]
+        subprocess.run([*install, *without_torch(project)], check=True, timeout=300)
+        site = next((folder / "venv/lib").glob("python3*/site-packages"))
+        for package in ("dblp", "netem"):
+            shutil.copytree(project / package, site / package)
+        for data in ("topologies", "scenarios"):
+            shutil.copytree(project / data, site / "netem/_data" / data)
+        yield folder / "venv/bin/python"
