@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
+from netem import __version__
 from netem.commands import compare, doctor, execute, files, labs, run
-from netem.commands.failure import FAILED, INTERRUPTED, OK, report, translate
+from netem.commands.failure import FAILED, INTERRUPTED, OK, USAGE, CommandError, report, translate
 from netem.commands.interrupt import interruptible
 
 PROGRAM = "dblp-netem"
@@ -29,7 +31,6 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name=PROGRAM,
         help=_HELP,
-        no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -44,18 +45,38 @@ def build_app() -> typer.Typer:
         for command in commands:
             settings = {"allow_interspersed_args": command is not execute.exec_}
             name = command.__name__.rstrip("_")
-            app.command(name, rich_help_panel=panel, context_settings=settings)(command)
+            app.command(name, rich_help_panel=panel, context_settings=settings)(_own_interrupt(command))
     return app
 
 
-def _global_options(
-    version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and leave.")] = False,
-) -> None:
-    if version:
-        from netem import __version__
+def _own_interrupt(command: Callable[..., int]) -> Callable[..., int]:
+    """Typer would end silently on Ctrl-C, or with the status 1, depending on its version."""
 
+    @wraps(command)
+    def call(**arguments: Any) -> int:
+        try:
+            return command(**arguments)
+        except KeyboardInterrupt:
+            raise CommandError("interrupted", INTERRUPTED) from None
+
+    return call
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"{PROGRAM} {__version__}")
         raise typer.Exit(OK)
+
+
+def _global_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", metavar="", is_eager=True, callback=_print_version, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """What may stand before the command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # no crash over a box-drawing character
     try:
         with interruptible():
-            status = build_app()(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+            status = build_app()(args=arguments or ["--help"], prog_name=PROGRAM, standalone_mode=False)
             sys.stdout.flush()
     except BrokenPipeError:  # `dblp-netem show burst90 | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in own and not hasattr(error, "format_message"):
             traceback.print_exc()
         return report(translate(error), as_json="--json" in own)
-    if status == INTERRUPTED:
-        return INTERRUPTED
+    if not arguments:
+        return USAGE
     return status if isinstance(status, int) else OK
 
 

@@ -38,7 +38,7 @@ def translate(error: BaseException) -> Failure:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "dblp-netem"
         return Failure(USAGE, error.format_message(), f"See: {path} --help")
-    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
+    if isinstance(error, KeyboardInterrupt):
         return Failure(INTERRUPTED, "interrupted")
     own = type(error).__module__.startswith(("netem.", "dblp."))
     if own:

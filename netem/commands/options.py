@@ -38,7 +38,9 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Override the scenario's seed.", show_default=False)]
+Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, metavar="N", help="Override the scenario's seed.", show_default=False)
+]
 Json = Annotated[
     bool, typer.Option("--json", metavar="", help="Machine-readable output on standard output, errors too.")
 ]
