@@ -249,6 +249,13 @@ class Control:
     def fileno(self) -> int:
         return self.sock.fileno()
 
+    def hosts(self) -> tuple[str, str]:
+        """This side's address and the peer's. Raises PeerLost when the connection is gone already."""
+        try:
+            return self.sock.getsockname()[0], self.sock.getpeername()[0]
+        except OSError as error:
+            raise PeerLost(self.peer, 0, "opening the data plane", str(error.strerror)) from error
+
     def send(self, frame: Frame, deadline: float, round_: int = 0) -> None:
         """Raises PeerLost when the peer has gone, RoundTimeout when it takes nothing until the deadline.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from dblp.errors import HandshakeError, RoundTimeout
+from dblp.errors import HandshakeError, PeerLost, RoundTimeout
 from dblp.io import Control, DataSocket, Hints, clock, wait
 from dblp.wire import Frame, Probe, Refuse, Stop
 
@@ -72,7 +72,12 @@ class Link:
         frames, self._again = self._again, []
         if self.hints is not None:
             frames.extend((frame, True) for frame in self.hints.poll())
-        frames.extend((frame, False) for frame in self.control.poll(self.round))
+        try:
+            frames.extend((frame, False) for frame in self.control.poll(self.round))
+        except PeerLost:
+            if not frames:
+                raise
+            return frames  # its last words first; the next call tells that the peer has gone
         for frame, _ in frames:
             if isinstance(frame, Refuse):
                 raise HandshakeError(f"{self.peer}: {frame.reason.decode(errors='replace')}")

@@ -236,7 +236,7 @@ class WorkerThread:
         """Opens the data plane and welcomes the worker."""
         server, config = self.server, self.config
         assert server.terms is not None
-        own, peer = control.sock.getsockname()[0], control.sock.getpeername()[0]
+        own, peer = control.hosts()
         base, deadline = server.env.master_port, clock() + config.deadlines.connect_s
         data = hints = None
         window = 0

@@ -48,7 +48,8 @@ class Worker:
         limit_s = config.deadlines.connect_s
         control = Control(connect(env, env.master_port, limit_s), f"server ({env.master_addr})")
         terms = Terms.of(config, tensors)
-        deadline = clock() + limit_s
+        # The server gathers for as long, and then says who is missing: leave it the time to say so.
+        deadline = clock() + 2 * limit_s
         try:
             control.send(hello(config, env.rank, CONTROL, terms), deadline)
             session, welcome = check_welcome(first_frame(control, deadline), control.peer)
@@ -62,7 +63,7 @@ class Worker:
 
     @staticmethod
     def _open(env: Env, config: Config, events: Events, terms: Terms, control: Control, session: int) -> Link:
-        own, peer = control.sock.getsockname()[0], control.sock.getpeername()[0]
+        own, peer = control.hosts()
         if config.is_tcp:
             return Link(control, None, None)
         made = events.socket("udp", SOCKET_BYTES, SOCKET_BYTES)

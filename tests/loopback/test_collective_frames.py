@@ -16,7 +16,7 @@ from dblp.errors import HandshakeError, PeerLost, RoundTimeout
 from dblp.io import Control, DataSocket, Hints, clock, udp_socket
 from dblp.receiver import Receiver
 from dblp.sender import Sender
-from dblp.wire import Bitmap, End, Frame, FrameReader, Hello, Probe, Refuse, Start, Stop, encode
+from dblp.wire import Bitmap, Bye, End, Frame, FrameReader, Hello, Probe, Refuse, Start, Stop, encode
 
 UP, DOWN = 0, 1
 LAYOUT = Layout(8 * 364, 364)
@@ -143,6 +143,16 @@ def test_refusal_is_told_as_the_reason_even_where_sending_fails_first(pair: Pair
     pair.peer.close()
     with pytest.raises(HandshakeError, match="lost worker 2"):
         pair.link.tell(Start(0, 1.0, 0), clock() + 1.0)
+
+
+def test_last_words_of_a_peer_that_has_gone_are_heard_first(pair: Pair) -> None:
+    """A goodbye that was read with the answer before it."""
+    pair.says(Start(0, 1.0, 0), Bye(1))
+    pair.link.wait_for(Start, lambda frame: True, 1.0, "testing")
+    pair.peer.close()
+    assert pair.link.wait_for(Bye, lambda frame: True, 1.0, "testing") == Bye(1)
+    with pytest.raises(PeerLost):
+        pair.link.poll()
 
 
 def test_closed_connection_is_a_lost_peer(pair: Pair) -> None:
