@@ -35,7 +35,7 @@ ETH_P_ALL = 3
 BLOCK_BYTES = 1 << 18
 RETIRE_MS = 20
 DEFAULT_RING_BYTES = 32 << 20  # about 190,000 packets of 96 bytes
-START_TIMEOUT_S, STOP_TIMEOUT_S = 20.0, 60.0
+START_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 60.0
 
 
 @dataclass(frozen=True)

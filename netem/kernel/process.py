@@ -26,7 +26,7 @@ from netem.kernel.user import User
 
 LAUNCHER = Path(__file__).with_name("launch.py")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0  # an emulated machine is 15 times slower
 
 
 class Child:

@@ -212,13 +212,16 @@ def read_settings(host: Host) -> Mapping[str, object]:
         congestion_control = _congestion_control(netlink)
     finally:
         netlink.close()
+    # Kernels whose buffer maxima are not per namespace show them in the root namespace alone.
+    outside = {key: sysctl.read_here(key) for key in REPORTED_SYSCTLS}
 
     def read() -> dict[str, object]:
+        inside = {key: sysctl.read_here(key) for key in REPORTED_SYSCTLS}
         return {
             "address": host.address,
             "mtu_bytes": host.mtu,
             "congestion_control": congestion_control,
-            "sysctls": {key: sysctl.read_here(key) for key in REPORTED_SYSCTLS},
+            "sysctls": {key: outside[key] if value is None else value for key, value in inside.items()},
             "offloads": offload.read_here(host.ifname),
         }
 
