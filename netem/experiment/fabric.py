@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from netem.analysis.records import LinkCount
 from netem.experiment.prepare import Job
+from netem.kernel.netns import open_netlink
+from netem.kernel.veth import tx_dropped
 from netem.lab import Lab
 from netem.links import mask
 from netem.links.base import Counter, Flow, LinkError, LossRule, Match, Port, PortHealth, Shape
@@ -80,6 +83,8 @@ class Fabric:
     ports: dict[str, Port] = field(default_factory=dict)
     _uplinks: list[Port | LossFilter] = field(default_factory=list)
 
+    _dropped_before: dict[str, int] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
         topology = self.spec.topology
         self.names = {rank: name for name, rank in topology.ranks.items()}
@@ -95,7 +100,9 @@ class Fabric:
         mtu = self.spec.topology.mtu
         if self.choice.name == "bpf":
             return BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver)
-        loss = BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver) if self.choice.loss_engine == "bpf" else None
+        if self.choice.loss_engine != "bpf":
+            return NetemPort(label, netns, ifname)
+        loss = BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver, queues=False)
         return NetemPort(label, netns, ifname, classifier=loss)
 
     def _install_uplinks(self) -> None:
@@ -124,6 +131,7 @@ class Fabric:
             flow: Flow = job.flow("down" if rank else "up")
             self.ports[name].install(down, flow, job.key, self._sources(rank))
             self.ports[name].set_label(0)
+        self._dropped_before = self._device_drops()
 
     def _sources(self, rank: int) -> list[str]:
         """Who sends data through the port that faces a host."""
@@ -160,6 +168,18 @@ class Fabric:
             if self.address[rank] == counter.source:
                 return rank
         raise LinkError(f"a counter of {counter.source}, which no worker has")
+
+    def device_drops(self) -> dict[str, int]:
+        """Packets behind the loss that a receiver's device had no room for, since `install`, by direction."""
+        return {way: count - self._dropped_before[way] for way, count in self._device_drops().items()}
+
+    def _device_drops(self) -> dict[str, int]:
+        drops = {"up": 0, "down": 0}
+        place = self.lab.port_of(self.names[0])
+        with closing(open_netlink(place.netns)) as netlink:
+            for name, rank in self.spec.topology.ranks.items():
+                drops["down" if rank else "up"] += tx_dropped(netlink, self.lab.port_of(name).ifname)
+        return drops
 
     def health(self) -> dict[str, PortHealth]:
         return {name: port.health() for name, port in self.ports.items()}

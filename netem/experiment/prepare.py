@@ -13,8 +13,8 @@ from dblp import wire
 from dblp.chunks import send_order
 from dblp.config import DEFAULT_PORT, Config, Deadlines, Profile, profile_from
 from dblp.errors import ConfigError
+from dblp.options import options_from
 from dblp.tolerance import policy_from
-from dblp.workload import options_from
 from netem.analysis.expect import check_all
 from netem.analysis.oracle import IntArray
 from netem.analysis.run import OrderFn

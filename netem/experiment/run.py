@@ -6,7 +6,7 @@ import json
 import secrets
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,8 @@ def _collect(spec: Any, job: Job, fabric: Fabric, recorder: Recorder, choice: Ba
     plan = LossPlan.of(spec, base_loss(spec.topology))
     counts = fabric.counts(job, [burst.iteration for burst in spec.bursts])
     exact = choice.loss_engine == "bpf"
-    results.runs.append(recorder.result(counts, plan, by_round=exact, repeatable=exact))
+    run = recorder.result(counts, plan, by_round=exact, repeatable=exact)
+    results.runs.append(replace(run, device_drops=fabric.device_drops()))
     results.health[job.label] = {name: asdict(health) for name, health in fabric.health().items()}
 
 

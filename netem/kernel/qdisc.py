@@ -1,4 +1,4 @@
-"""Queueing disciplines as values: sch_netem, sch_tbf and sch_prio through pyroute2, read back after writing.
+"""Queueing disciplines as values: sch_netem, sch_tbf, sch_prio and pfifo through pyroute2, read back after writing.
 
 A tree is a tuple of qdiscs, parents first. `plan` compares the tree in place with the tree wanted and returns
 commands; `execute` sends them; `verify` reads the kernel's state back. Every change carries a qdisc's full
@@ -105,7 +105,19 @@ class Prio:
             raise ValueError(f"prio with {self.bands} bands: expected 2..{BANDS_MAX}")
 
 
-Qdisc = Netem | Tbf | Prio
+@dataclass(frozen=True)
+class Pfifo:
+    """A queue in order of arrival. A veth that has any qdisc holds packets back while its peer's ring is full.
+
+    Without one it drops them (drivers/net/veth.c, veth_xmit; since Linux 6.16, earlier kernels drop in any case).
+    """
+
+    handle: int
+    parent: int
+    limit_packets: int
+
+
+Qdisc = Netem | Tbf | Prio | Pfifo
 Tree = tuple[Qdisc, ...]
 
 
@@ -192,6 +204,8 @@ def options(qdisc: Qdisc) -> dict[str, Any]:
             return {"rate": rate, "burst": qdisc.burst_bytes, "limit": qdisc.limit_bytes}
         case Prio():
             return {"bands": qdisc.bands, "priomap": [0] * 16}
+        case Pfifo():
+            return {"limit": qdisc.limit_packets}
 
 
 _NO_CELLS = {"packet_overhead": 0, "cell_size": 0, "cell_overhead": 0}
@@ -265,6 +279,8 @@ def differences(qdisc: Qdisc, found: Any) -> list[str]:
         case Prio():
             priomap = list(found["priomap"])
             return _unequal("bands", qdisc.bands, found["bands"]) + _unequal("map", [0] * 16, priomap)
+        case Pfifo():
+            return _unequal("limit", qdisc.limit_packets, found["limit"])
 
 
 def _netem_differences(qdisc: Netem, found: Any) -> list[str]:

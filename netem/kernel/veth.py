@@ -44,6 +44,13 @@ def index_of(netlink: IPRoute, ifname: str, mtu_bytes: int | None = None) -> int
     return int(found[0]["index"])
 
 
+def tx_dropped(netlink: IPRoute, ifname: str) -> int:
+    """Packets that an interface could not hand to its peer, whose ring was full (IFLA_STATS64, tx_dropped)."""
+    with attempting(f"read the statistics of {ifname}"):
+        found = netlink.link("get", ifname=ifname)
+        return int(found[0].get_attr("IFLA_STATS64")["tx_dropped"])
+
+
 def delete_group(netlink: IPRoute, group: int) -> None:
     """Delete all interfaces of a group at once (IFLA_GROUP): one grace period of the kernel instead of one each."""
     with attempting(f"delete interface group {group}"):

@@ -48,6 +48,7 @@ _PRIORITY, _HANDLE, _DIRECT_ACTION, _ETH_P_ALL = 1, 1, 1, 0x0003
 _NAME = "dblp_loss"
 _NO_DELAY = "eBPF cannot hold packets back; use link backend netem on a kernel with sch_netem, or `dblp-netem vm`"
 _QUEUE_BYTES = 1 << 20
+_QUEUE_PACKETS = 20_000
 _KINDS: tuple[Kind, Kind] = ("data", "other")
 _COUNTER = np.dtype(
     [("source", ">u4"), ("index", "u4"), ("kind", "u4"), ("seen", "u8"), ("dropped", "u8"), ("bytes", "u8")]
@@ -242,7 +243,10 @@ class LossFilter:
 
 
 class BpfPort:
-    """A switch port of the `bpf` backend. `receiver` is the (namespace, interface) behind it, for `after_rate`."""
+    """A switch port of the `bpf` backend. `receiver` is the (namespace, interface) behind it, for `after_rate`.
+
+    `queues` False: qdiscs are somebody else's (a netem port's), this port only loses and counts.
+    """
 
     backend = "bpf"
 
@@ -255,8 +259,10 @@ class BpfPort:
         mtu: int = 1500,
         receiver: tuple[str, str] | None = None,
         counter_entries: int | None = None,
+        queues: bool = True,
     ) -> None:
         self.name = name
+        self._queues = queues
         self._mtu = mtu
         self._port = (netns, ifname)
         self._receiver = receiver
@@ -315,7 +321,7 @@ class BpfPort:
         return (*self._receiver, "ingress")
 
     def _install_rate(self, shape: Shape) -> None:
-        wanted = rate_tree(shape, self._mtu)
+        wanted = rate_tree(shape, self._mtu) if self._queues else ()
         if not wanted and not self._tree:
             return
         netns, ifname = self._port
@@ -335,9 +341,12 @@ class BpfPort:
 
 
 def rate_tree(shape: Shape, mtu: int) -> qdisc.Tree:
-    """tbf as root; a queue of `queue_bytes`, else of `limit_packets` full frames, else 1 MiB."""
+    """tbf as root; a queue of `queue_bytes`, else of `limit_packets` full frames, else 1 MiB.
+
+    Without a rate a plain queue: nothing but the rules may lose packets, whatever the receiver's ring holds.
+    """
     if shape.rate_bps is None:
-        return ()
+        return (qdisc.Pfifo(qdisc.handle(1), qdisc.ROOT, shape.limit_packets or _QUEUE_PACKETS),)
     queue = shape.queue_bytes or (shape.limit_packets or 0) * (mtu + 14) or _QUEUE_BYTES
     burst = qdisc.burst_bytes(shape.rate_bps, mtu)
     try:
