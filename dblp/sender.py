@@ -89,6 +89,8 @@ class Sender:
         self._answered_probe = -1
         self._outstanding: Probe | None = None
         self._probed_at = 0.0
+        self._asked_at: dict[int, float] = {}
+        self._repeated = -1
         self._resume_at: float | None = None
         self._times_sent = np.zeros(chunks, np.int64)
         self._last_sent = np.full(chunks, -1, np.int64)
@@ -135,7 +137,7 @@ class Sender:
 
     def _probe(self, now: float) -> None:
         self._outstanding = Probe(self.round, self.direction, self.probes, self.sent)
-        self._probed_at = now
+        self._probed_at = self._asked_at[self.probes] = now
         self.probes += 1
         self._effects.append(SendProbe(self._outstanding, again=False))
 
@@ -151,16 +153,13 @@ class Sender:
         """
         if self.finished or not self._mine(bitmap.round, bitmap.direction) or bitmap.probe <= self._answered_probe:
             return
-        if bitmap.probe >= self.probes or bitmap.sent > self.sent:
+        if bitmap.probe >= self.probes or not self._answered <= bitmap.sent <= self.sent:
             raise PeerProtocolError(f"round {self.round}: bitmap for probe {bitmap.probe}, {self.probes} were sent")
-        try:
-            received = unpack_bits(bitmap.bits, len(self.order))
-        except ValueError as error:
-            raise PeerProtocolError(f"round {self.round}: {error}") from error
+        received = self._unpack(bitmap.bits)
         self._answered_probe, self._answered = bitmap.probe, bitmap.sent
         if self._outstanding is not None and bitmap.probe == self._outstanding.probe:
             self._outstanding = None
-            self._measure(now - self._probed_at)
+        self._measure(bitmap.probe, now)
         self._requeue(received, bitmap.sent, now)
 
     def _requeue(self, received: BoolArray, sent: int, now: float) -> None:
@@ -180,8 +179,12 @@ class Sender:
             self._probe(now)
 
     def on_stop(self, stop: Stop) -> None:
-        """The receiver needs no more of this round; of another round it is ignored."""
+        """The receiver needs no more of this round; of another round it is ignored.
+
+        Raises PeerProtocolError when its bitmap does not fit the number of chunks.
+        """
         if not self.finished and self._mine(stop.round, stop.direction):
+            self._unpack(stop.bits)
             self.stop, self.state = stop, SenderState.STOPPED
             self._effects.clear()
 
@@ -205,7 +208,7 @@ class Sender:
         """Repeats an outstanding probe when its answer is overdue."""
         due = self.next_timer()
         if self.state is SenderState.WAITING and due is not None and now >= due and self._outstanding is not None:
-            self._probed_at = now
+            self._probed_at, self._repeated = now, self._outstanding.probe
             self._effects.append(SendProbe(self._outstanding, again=True))
 
     def packets_at(self, stop: Stop) -> int:
@@ -219,8 +222,21 @@ class Sender:
         floor = self.reprobe_s or 0.0
         return max(floor, 2 * self.rtt_s) if self.rtt_s is not None else max(floor, 0.05)
 
-    def _measure(self, sample_s: float) -> None:
-        self.rtt_s = sample_s if self.rtt_s is None else 0.875 * self.rtt_s + 0.125 * sample_s
+    def _measure(self, probe: int, now: float) -> None:
+        """Karn: which copy of a repeated probe was answered is not known, so it gives no sample. Only where there is
+        none at all, the time since the first copy counts: too long is harmless, too short would repeat for ever."""
+        sample_s = now - self._asked_at[probe]
+        self._asked_at = {later: asked for later, asked in self._asked_at.items() if later > probe}
+        if self.rtt_s is None:
+            self.rtt_s = sample_s
+        elif probe != self._repeated:
+            self.rtt_s = 0.875 * self.rtt_s + 0.125 * sample_s
+
+    def _unpack(self, bits: bytes) -> BoolArray:
+        try:
+            return unpack_bits(bits, len(self.order))
+        except ValueError as error:
+            raise PeerProtocolError(f"round {self.round}: {error}") from error
 
     def _mine(self, round_: int, direction: int) -> bool:
         return round_ == self.round and direction == self.direction
