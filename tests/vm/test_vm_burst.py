@@ -12,7 +12,7 @@ import pytest
 
 from netem.analysis.intervals import clopper_pearson
 
-pytestmark = [pytest.mark.timeout(1000), pytest.mark.check("burst_run")]
+pytestmark = [pytest.mark.timeout(1300), pytest.mark.check("burst_run")]
 BURST = 2
 REQUESTED = 0.9
 FALSE_ALARM = 1e-5

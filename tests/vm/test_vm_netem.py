@@ -9,7 +9,7 @@ import pytest
 from netem.analysis.intervals import clopper_pearson
 
 FALSE_ALARM = 1e-5  # for each of about ten intervals
-pytestmark = pytest.mark.timeout(1000)  # the first test waits for the machine
+pytestmark = pytest.mark.timeout(1300)  # the first test waits for the machine
 
 Measured = dict[str, Any]
 
