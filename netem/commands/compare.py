@@ -62,7 +62,7 @@ def compare(
     lines += [_agreement(what, agreement, missed) for what, agreement, missed in _fates(one, other)]
     if other:
         lines += _deliveries(one, other)
-    if not any(line.equal is not None and line.data for line in lines):
+    if not any("compared" in line.data for line in lines):
         raise CommandError(f"nothing to compare in {' and '.join(str(run.path) for run in (one, other) if run)}")
     equal = all(line.equal is not False for line in lines if line.decides)
     if json:
@@ -80,7 +80,7 @@ def _scenario(one: Run, other: Run) -> Line:
     hashes = (one.scenario_hash[:12], other.scenario_hash[:12])
     equal = hashes[0] == hashes[1]
     detail = f"the same, seed {one.spec.seed}" if equal else f"{hashes[0]} and {hashes[1]}"
-    return Line("scenario", equal, detail)
+    return Line("scenario", equal, detail, data={"sha256": [one.scenario_hash, other.scenario_hash]})
 
 
 def _fates(one: Run, other: Run | None) -> list[tuple[str, Agreement, int]]:
@@ -89,7 +89,7 @@ def _fates(one: Run, other: Run | None) -> list[tuple[str, Agreement, int]]:
 
     found = []
     if other is not None:
-        for key in one.fates.keys() & other.fates.keys():
+        for key in (key for key in one.fates if key in other.fates):
             a, b = one.fates[key], other.fates[key]
             found.append((f"fates, {_label(*key)}", agreement(a, b), a.missed + b.missed))
     for name, run in (("A", one), ("B", other)):
@@ -100,7 +100,7 @@ def _fates(one: Run, other: Run | None) -> list[tuple[str, Agreement, int]]:
             a, b = run.fates[first, repeat], run.fates[second, repeat]
             what = f"fates, {_label(first, repeat)} and {second}{where}"
             found.append((what, agreement(a, b), a.missed + b.missed))
-    return sorted(found, key=lambda entry: entry[0])
+    return found
 
 
 def _pairs(run: Run) -> list[tuple[tuple[str, str], int]]:

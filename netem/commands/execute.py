@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from netem.commands import labs, options
-from netem.commands.failure import USAGE, CommandError, report, translate
+from netem.commands.failure import USAGE, CommandError, Failure, report
 
 if TYPE_CHECKING:
     from netem.kernel.process import Child
@@ -54,7 +54,8 @@ def exec_(
         try:
             child = attached.spawn(host, argv, env=_environment(wanted, host), log=None, cwd=_folder())
         except KernelError as error:
-            report(translate(error), as_json=False)
+            why = os.strerror(error.code) if error.code else str(error)
+            report(Failure(NOT_FOUND, f"{argv[0]} cannot be run in {host}: {why}"), as_json=False)
             return NOT_FOUND if error.code == errno.ENOENT else NOT_EXECUTABLE
         with _signals_go_to(child):
             status = _await(child)
