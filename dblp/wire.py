@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dblp.errors import PeerProtocolError
+from dblp.errors import LocalProtocolError, PeerProtocolError
 
 VERSION = 1
 HEADER_BYTES = 16
@@ -231,10 +231,13 @@ STREAM_HEADER_BYTES = _STREAM_HEADER.size
 
 
 def encode(frame: Frame) -> bytes:
-    """Bytes of a control frame, prefix included."""
+    """Bytes of a control frame, prefix included. Raises LocalProtocolError for a value that its field cannot hold."""
     values = list(vars(frame).values())
     tail = values.pop() if frame.TAIL else b""
-    body = frame.LAYOUT.pack(*values) + tail
+    try:
+        body = frame.LAYOUT.pack(*values) + tail
+    except struct.error as error:
+        raise LocalProtocolError(f"{type(frame).__name__} {values}: {error}") from error
     return _PREFIX.pack(len(body), VERSION, frame.KIND) + body
 
 
@@ -243,6 +246,8 @@ def parse_prefix(data: bytes | bytearray | memoryview) -> tuple[int, int]:
 
     Raises PeerProtocolError for another version, an unknown type or a length that cannot be.
     """
+    if len(data) < PREFIX_BYTES:
+        raise PeerProtocolError(f"control frame of {len(data)} bytes")
     length, version, kind = _PREFIX.unpack(bytes(data[:PREFIX_BYTES]))
     if version != VERSION:
         raise PeerProtocolError(f"control frame of version {version}; this program speaks version {VERSION}")

@@ -1,4 +1,4 @@
-"""Sender and receiver over the virtual network: loss x tolerance x reordering x duplication x delay x probing x window."""
+"""Sender and receiver over the virtual network: the grid of loss, tolerance, disorder, delay, probing and window."""
 
 from __future__ import annotations
 

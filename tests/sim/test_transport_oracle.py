@@ -1,4 +1,4 @@
-"""Passes and packets of many simulated rounds beside the oracle's, as a table; false alarms 0.1 % for the whole test."""
+"""Passes and packets of many simulated rounds beside the oracle; false alarms 0.1 % for the whole test."""
 
 from __future__ import annotations
 

@@ -1,0 +1,250 @@
+"""The sender's state machine: its table of states, one case after the other."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dblp.chunks import pack_bits
+from dblp.errors import LocalProtocolError, PeerProtocolError
+from dblp.sender import MAX_PASS, Sender, SenderState, SendProbe
+from dblp.wire import Bitmap, Probe, Stop
+
+UP, DOWN = 0, 1
+ROUND = 0xFFFFFFFF
+
+
+def make(chunks: int = 8, **options: Any) -> Sender:
+    options = {"window": 1000, "pipelined": False, **options}
+    return Sender(ROUND, UP, np.arange(chunks), **options)
+
+
+def bits(chunks: int, *received: int) -> bytes:
+    mask = np.zeros(chunks, np.bool_)
+    mask[list(received)] = True
+    return pack_bits(mask)
+
+
+def bitmap(probe: int, sent: int, *received: int, chunks: int = 8, round_: int = ROUND, direction: int = UP) -> Bitmap:
+    return Bitmap(round_, direction, probe, sent, bits(chunks, *received))
+
+
+def stop(round_: int = ROUND, direction: int = UP, sequence: int = 7, outcome: int = 0) -> Stop:
+    return Stop(round_, direction, outcome, sequence, 0, 8, b"\xff")
+
+
+def taken(sender: Sender, now: float = 0.0, limit: int = 64) -> list[int]:
+    batch = sender.take(now, limit)
+    return [] if batch is None else batch.sequences.tolist()
+
+
+def snapshot(sender: Sender) -> Any:
+    return copy.deepcopy({k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(sender).items()})
+
+
+def test_round_in_passes() -> None:
+    sender = make()
+    assert taken(sender, limit=5) == [0, 1, 2, 3, 4]
+    assert sender.effects() == []
+    assert taken(sender, limit=5) == [5, 6, 7]
+    assert sender.effects() == [SendProbe(Probe(ROUND, UP, 0, 8), again=False)]
+    assert sender.state is SenderState.WAITING
+    assert taken(sender) == []
+    sender.on_bitmap(bitmap(0, 8, 0, 2, 4, 6), 0.5)
+    assert (sender.state, sender.rtt_s) == (SenderState.SENDING, 0.5)
+    batch = sender.take(1.0, 64)
+    assert batch is not None
+    assert (batch.sequences.tolist(), batch.passes.tolist()) == ([1, 3, 5, 7], [1, 1, 1, 1])
+    assert sender.effects() == [SendProbe(Probe(ROUND, UP, 1, 12), again=False)]
+    sender.on_stop(stop())
+    assert (sender.state, sender.passes, sender.sent) == (SenderState.STOPPED, 2, 12)
+    assert sender.packets_at(stop()) == 12
+    assert sender.packets_at(stop(sequence=0)) == 1
+    assert sender.packets_at(stop(sequence=0xFFFFFFFF)) == 12
+
+
+def test_retransmission_keeps_the_send_order() -> None:
+    order = np.array([3, 1, 2, 0])
+    sender = Sender(0, UP, order, window=100, pipelined=False)
+    assert taken(sender) == [3, 1, 2, 0]
+    sender.on_bitmap(Bitmap(0, UP, 0, 4, bits(4, 1)), 0.0)
+    assert taken(sender) == [3, 2, 0]
+
+
+def test_window_holds_back_what_the_buffer_cannot_take() -> None:
+    sender = make(window=3)
+    assert taken(sender) == [0, 1, 2]
+    assert (sender.state, [e.probe.sent for e in sender.effects()]) == (SenderState.WAITING, [3])
+    sender.on_bitmap(bitmap(0, 3, 0), 0.0)
+    assert taken(sender) == [3, 4, 5]  # what was lost waits for the end of the pass
+    sender.on_bitmap(bitmap(1, 6, 0, 3, 4, 5), 0.0)
+    assert taken(sender) == [6, 7]
+    sender.on_bitmap(bitmap(2, 8, 0, 3, 4, 5, 6, 7), 0.0)
+    assert taken(sender) == [1, 2]
+    assert sender.passes == 2
+
+
+def test_pipelined_sends_on_while_a_probe_is_outstanding_and_knows_what_is_on_its_way() -> None:
+    sender = make(pipelined=True, probe_every=3)
+    assert taken(sender, limit=3) == [0, 1, 2]
+    assert [e.probe.sent for e in sender.effects()] == [3]
+    assert taken(sender, limit=3) == [3, 4, 5]
+    assert sender.effects() == []  # one probe at a time
+    sender.on_bitmap(bitmap(0, 3, 0), 0.0)  # 1 and 2 are lost; 3, 4, 5 may still be on their way
+    assert taken(sender, limit=64) == [6, 7, 1, 2]
+    assert [e.probe.sent for e in sender.effects()] == [10]
+    sender.on_bitmap(bitmap(1, 10, 0, 1, 3, 4, 5, 6, 7), 0.0)
+    assert taken(sender) == [2]
+
+
+def test_chunk_that_came_late_is_taken_from_the_queue() -> None:
+    sender = make(pipelined=True, probe_every=2, window=1000)
+    assert taken(sender, limit=2) == [0, 1]
+    sender.on_bitmap(bitmap(0, 2), 0.0)
+    assert taken(sender, limit=2) == [2, 3]
+    assert [e.probe.probe for e in sender.effects()] == [0, 1]
+    sender.on_bitmap(bitmap(1, 4, 0, 1, 2), 0.0)  # 0 and 1 had only been overtaken
+    assert taken(sender) == [4, 5, 6, 7, 3]
+
+
+def test_overdue_probe_is_repeated_as_a_hint_and_gives_no_sample() -> None:
+    sender = make(reprobe_s=0.001)
+    assert sender.next_timer() == 0.0
+    taken(sender)
+    first = sender.effects()[0]
+    assert sender.next_timer() == pytest.approx(0.05)  # the round trip is not known yet
+    sender.handle_timer(0.049)
+    assert sender.effects() == []
+    sender.handle_timer(0.051)
+    assert sender.effects() == [SendProbe(first.probe, again=True)]
+    sender.on_bitmap(bitmap(0, 8, 0), 0.052)
+    assert sender.rtt_s == pytest.approx(0.052)  # since the first copy: rather too long than too short
+    taken(sender, 1.0)
+    assert sender.next_timer() == pytest.approx(1.0 + 2 * 0.052)
+    sender.handle_timer(1.2)
+    sender.on_bitmap(bitmap(1, 15, 0, 1), 1.201)
+    assert sender.rtt_s == pytest.approx(0.052)
+    taken(sender, 2.0)
+    sender.on_bitmap(bitmap(2, 21, 0, 1, 2), 2.020)
+    assert sender.rtt_s == pytest.approx(0.875 * 0.052 + 0.125 * 0.020)
+
+
+def test_without_hints_no_probe_is_repeated() -> None:
+    sender = make()
+    taken(sender)
+    sender.effects()
+    assert sender.next_timer() is None
+    sender.handle_timer(1e9)
+    assert sender.effects() == []
+
+
+def test_pause_between_passes() -> None:
+    sender = make(pass_overhead_s=0.11)
+    taken(sender)
+    sender.on_bitmap(bitmap(0, 8, 0), 1.0)
+    assert sender.next_timer() == pytest.approx(1.11)
+    assert taken(sender, 1.1) == []
+    assert sender.state is SenderState.SENDING
+    assert len(taken(sender, 1.2)) == 7
+
+
+STALE = {
+    "other round": bitmap(0, 8, round_=ROUND - 1),
+    "next round": bitmap(0, 8, round_=0),
+    "other direction": bitmap(0, 8, direction=DOWN),
+}
+
+
+@pytest.mark.parametrize("case", STALE)
+def test_stale_bitmap_changes_nothing(case: str) -> None:
+    sender = make()
+    taken(sender)
+    before = snapshot(sender)
+    sender.on_bitmap(STALE[case], 1.0)
+    assert snapshot(sender) == before
+
+
+def test_repeated_and_overtaken_bitmaps_change_nothing() -> None:
+    sender = make(pipelined=True, probe_every=4)
+    taken(sender, limit=4)
+    taken(sender, limit=4)
+    sender.on_bitmap(bitmap(1, 8, 0, 1), 1.0)
+    before = snapshot(sender)
+    for old in (bitmap(0, 4), bitmap(1, 8), bitmap(1, 8, 0, 1, 2)):
+        sender.on_bitmap(old, 2.0)
+        assert snapshot(sender) == before
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (bitmap(1, 8), "bitmap for probe 1, 1 were sent"),
+        (bitmap(0, 9), "bitmap for probe 0"),
+        (bitmap(0, 8, chunks=9), "bitmap of 2 bytes for 8 chunks"),
+        (Bitmap(ROUND, UP, 0, 8, b""), "bitmap of 0 bytes for 8 chunks"),
+        (Stop(ROUND, UP, 0, 0, 0, 0, b""), "bitmap of 0 bytes for 8 chunks"),
+    ],
+)
+def test_impossible_answer_is_the_peers_error_and_changes_nothing(bad: Any, words: str) -> None:
+    sender = make()
+    taken(sender)
+    before = snapshot(sender)
+    with pytest.raises(PeerProtocolError, match=words):
+        sender.on_stop(bad) if isinstance(bad, Stop) else sender.on_bitmap(bad, 1.0)
+    assert snapshot(sender) == before
+
+
+def test_answer_that_takes_back_an_older_one_is_the_peers_error() -> None:
+    sender = make(pipelined=True, probe_every=4)
+    taken(sender, limit=4)
+    taken(sender, limit=4)
+    sender.on_bitmap(bitmap(0, 4), 1.0)
+    with pytest.raises(PeerProtocolError):
+        sender.on_bitmap(bitmap(1, 3), 1.0)
+
+
+@pytest.mark.parametrize("end", ["stop", "abort"])
+def test_nothing_happens_after_the_end(end: str) -> None:
+    sender = make(reprobe_s=0.001)
+    taken(sender)
+    sender.on_stop(stop()) if end == "stop" else sender.abort()
+    before = snapshot(sender)
+    assert sender.effects() == []  # a probe that has not gone out yet is not needed any more
+    assert sender.next_timer() is None
+    sender.on_bitmap(bitmap(0, 8), 1.0)
+    sender.on_bitmap(bitmap(5, 99), 1.0)
+    sender.on_stop(stop(outcome=1))
+    sender.abort()
+    sender.handle_timer(1e9)
+    assert taken(sender, 1e9) == []
+    assert snapshot(sender) == before
+    assert (sender.stop is None) == (end == "abort")
+
+
+@pytest.mark.parametrize("other", [stop(round_=0), stop(direction=DOWN)])
+def test_stop_of_another_round_is_ignored(other: Stop) -> None:
+    sender = make()
+    sender.on_stop(other)
+    assert not sender.finished
+
+
+@pytest.mark.parametrize("options", [{"window": 0}, {"probe_every": 0}, {"window": -1}])
+def test_impossible_options_are_the_callers_error(options: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError):
+        make(**options)
+
+
+def test_chunk_that_the_pass_field_cannot_count_is_refused() -> None:
+    sender = make(chunks=1)
+    sender._times_sent[0] = MAX_PASS
+    batch = sender.take(0.0, 64)
+    assert batch is not None
+    assert batch.passes.tolist() == [MAX_PASS]
+    sender.on_bitmap(bitmap(0, 1, chunks=1), 0.0)
+    before = snapshot(sender)
+    with pytest.raises(LocalProtocolError, match="was sent 65535 times"):
+        sender.take(0.0, 64)
+    assert snapshot(sender) == before
