@@ -96,29 +96,55 @@ def remove(ipr: IPRoute, ifindex: int, parent: int, priority: int) -> None:
         ipr.tc("del-filter", index=ifindex, parent=parent, info=info)
 
 
-def verify(ipr: IPRoute, ifindex: int, parent: int, wanted: Sequence[Filter]) -> None:
-    """KernelError unless exactly the wanted filters are in place."""
+@dataclass(frozen=True)
+class _Found:
+    priority: int
+    target: int
+    bytewise: dict[int, tuple[int, int]]
+    hits: int
+
+
+def verify(ipr: IPRoute, ifindex: int, parent: int, wanted: Sequence[Filter]) -> list[int]:
+    """How many packets each filter has matched. KernelError unless exactly the wanted filters are in place.
+
+    A kernel without CONFIG_CLS_U32_PERF counts none: all 0.
+    """
+    found = _dump(ipr, ifindex, parent)
+    hits = []
+    missing = []
+    for item in wanted:
+        expected = (item.priority, item.target, item.bytewise())
+        same = [f for f in found if (f.priority, f.target, f.bytewise) == expected]
+        if not same:
+            missing.append(item)
+            continue
+        found.remove(same[0])
+        hits.append(same[0].hits)
+    if missing or found:
+        what = f"read back the filters of interface {ifindex}"
+        raise KernelError(what, detail=f"missing {missing}, not asked for {found}")
+    return hits
+
+
+def _dump(ipr: IPRoute, ifindex: int, parent: int) -> list[_Found]:
     with attempting(f"read the filters of interface {ifindex}"):
         messages = ipr.get_filters(index=ifindex, parent=parent)
-        found = [entry for m in messages if m["index"] == ifindex and (entry := _decode(m)) is not None]
-    expected = [(f.priority, f.target, f.bytewise()) for f in wanted]
-    missing = [e for e in expected if e not in found]
-    extra = [f for f in found if f not in expected]
-    if missing or extra:
-        what = f"read back the filters of interface {ifindex}"
-        raise KernelError(what, detail=f"missing {missing}, not asked for {extra}")
+        decoded = (_decode(message) for message in messages if message["index"] == ifindex)
+        return [entry for entry in decoded if entry is not None]
 
 
-def _decode(message: Any) -> tuple[int, int, dict[int, tuple[int, int]]] | None:
-    """(priority, class, bytewise) of a dumped filter; None for the hash tables that the kernel lists beside them."""
+def _decode(message: Any) -> _Found | None:
+    """A dumped filter; None for the hash tables that the kernel lists beside them."""
     options = message.get_attr("TCA_OPTIONS")
     selector = options.get_attr("TCA_U32_SEL") if options is not None else None
     if selector is None:
         return None
-    found: dict[int, tuple[int, int]] = {}
+    bytewise: dict[int, tuple[int, int]] = {}
     # pyroute2 0.9 decodes the keys four bytes too early; so they are read here.
     for i in range(selector["nkeys"]):
         start = selector.offset + _SEL_HEADER_BYTES + 16 * i
         mask, value, offset, _ = struct.unpack_from(">4s4s4si", selector.data, start)
-        found |= Match(int.from_bytes(offset, sys.byteorder, signed=True), value, mask).bytewise()
-    return message["info"] >> 16, options.get_attr("TCA_U32_CLASSID"), found
+        bytewise |= Match(int.from_bytes(offset, sys.byteorder, signed=True), value, mask).bytewise()
+    counted = options.get_attr("TCA_U32_PCNT")
+    hits = counted["rhit"] if counted is not None else 0
+    return _Found(message["info"] >> 16, options.get_attr("TCA_U32_CLASSID"), bytewise, hits)

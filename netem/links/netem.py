@@ -3,11 +3,12 @@
 The qdiscs at the egress of the switch port, steady from `install` on and only changed in place:
 
     [tbf 1: rate] - prio 10: - band 0: netem 100:  everything that no rule names: base loss only
-                             - band 1: netem 101:  one band for each sender under a loss rule: base loss and
-                             - ...                 the rule's loss; equal delay, jitter and limit in all bands
+                             - band 1: netem 101:  one band for each loss rule (two for match "all"): base loss
+                             - ...                 and the rule's; equal delay, jitter and limit in all bands
 
 u32 filters steer a rule's packets (sender, protocol, ports and, where the rule has a window, the index field) into
-its band. With more than 15 senders at the port, rules of one loss ratio share a band.
+its band. When there are more rules than bands (at most 15), those of one loss ratio share a band. Other filters leave
+the data of known senders in band 0 and count it.
 
 What this backend cannot do, or does differently from `bpf`:
 - Loss is random, not repeatable by a seed. Base loss hits ARP and unknown senders as well.
@@ -15,7 +16,8 @@ What this backend cannot do, or does differently from `bpf`:
   wait for the rate limiter. One queue for both: `loss_engine: bpf`.
 - Jitter reorders packets, except with a rate.
 - Delay comes before the rate: packets that wait for either count against one limit, that of their band.
-- Packets are counted while a rule names their sender, and in band 0 (sender "*", kind "other").
+- A counter has an index where the rule's window is a single one. Drops of several senders in one band (many rules;
+  base loss) are shared out among them in proportion to their packets. Other packets are sender "*", kind "other".
 - The kernel counts injected loss and overflow of the limit in one number; `split_drops` says how they are told
   apart.
 """
@@ -32,13 +34,12 @@ from pyroute2 import IPRoute
 from netem.kernel import qdisc, u32, veth
 from netem.kernel.errors import KernelError, attempting
 from netem.kernel.netns import open_netlink
-from netem.kernel.qdisc import Netem, Prio, Stats, Tbf, Tree, handle
+from netem.kernel.qdisc import Netem, Prio, Tbf, Tree, handle
 from netem.links.base import (
     INDEX_MAX,
     Counter,
     Flow,
     Key,
-    Kind,
     LinkError,
     LossRule,
     Port,
@@ -46,11 +47,12 @@ from netem.links.base import (
     Shape,
     UnsupportedFeature,
 )
-from netem.links.ledger import Ledger, Stretch
-from netem.links.steering import Steering, steer
+from netem.links.ledger import Ledger, Part, Reading, Stretch
+from netem.links.steering import Steering, steer, watch
 
 TBF_HANDLE = handle(1)
 PRIO_HANDLE = handle(0x10)
+WATCH_PRIORITY = 3  # after the two that rules take in turn
 UNLIMITED_BPS = 10 * 10**9  # what the limit is sized for where no rate is set: a veth pair reaches no more
 RATED_LIMIT_MIN = 1_000
 UNRATED_LIMIT_MIN = 10_000
@@ -128,6 +130,7 @@ class NetemPort:
         self._sources: tuple[str, ...] = ()
         self._tree: Tree = ()
         self._steering = Steering()
+        self._watch = Steering()
         self._ledger = Ledger()
 
     @property
@@ -146,18 +149,15 @@ class NetemPort:
             self._ifindex, self._mtu = _find(ipr, self._ifname)
             wanted = tree(shape, self._mtu, self._losses(Steering()))
             commands = qdisc.plan(self._tree, wanted)
-            rebuilt = any(c.verb == "add" for c in commands)
-            if self._steering.filters and not rebuilt:
-                u32.remove(ipr, self._ifindex, PRIO_HANDLE, self._steering.priority)
-            self._steering = Steering()
-            if rebuilt:
-                self._tree = ()
+            if any(c.verb == "add" for c in commands):
+                self._tree, self._steering, self._watch = (), Steering(), Steering()
             self._execute(ipr, commands)
             self._tree = wanted
-            found = qdisc.dump(ipr, self._ifindex)
-            qdisc.verify(found, wanted)
+            self._replace_filters(ipr, Steering())
+            self._replace_watch(ipr)
+            reading = self._verified(ipr)
         self._ledger = Ledger()
-        self._open_stretches(self._stats(found), self._stats(found))
+        self._open_stretches(reading, reading)
 
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         if not self._tree:
@@ -168,14 +168,12 @@ class NetemPort:
         steering = self._steer(rules)
         wanted = tree(self._shape, self._mtu, self._losses(steering))
         with self._kernel("set the loss") as ipr:
-            before = self._stats(qdisc.dump(ipr, self._ifindex))
+            before = self._verified(ipr)
             qdisc.execute(ipr, self._ifindex, qdisc.plan(self._tree, wanted))
             self._tree = wanted
             self._replace_filters(ipr, steering)
-            found = qdisc.dump(ipr, self._ifindex)
-            qdisc.verify(found, wanted)
-            u32.verify(ipr, self._ifindex, PRIO_HANDLE, steering.filters)
-        self._open_stretches(before, self._stats(found))
+            after = self._verified(ipr)
+        self._open_stretches(before, after)
 
     def _execute(self, ipr: IPRoute, commands: Sequence[qdisc.Command]) -> None:
         """Send commands; a tree that cannot be completed is removed again."""
@@ -209,6 +207,16 @@ class NetemPort:
                 u32.remove(ipr, self._ifindex, PRIO_HANDLE, old.priority)
         self._steering = steering
 
+    def _replace_watch(self, ipr: IPRoute) -> None:
+        """Called with no rules in place. Without bands there is nothing to steer: a classifier counts."""
+        if self._watch.filters:
+            u32.remove(ipr, self._ifindex, PRIO_HANDLE, WATCH_PRIORITY)
+        self._watch = Steering()
+        if self._bands:
+            watching = watch(self._flow, self._sources, PRIO_HANDLE, WATCH_PRIORITY)
+            u32.add(ipr, self._ifindex, watching.filters)
+            self._watch = watching
+
     def set_label(self, index: int) -> None:
         """netem counts by sender only; a `bpf` classifier keeps the label."""
         if not 0 <= index <= INDEX_MAX:
@@ -219,11 +227,11 @@ class NetemPort:
     def counters(self) -> list[Counter]:
         if self._classifier is not None:
             return self._classifier.counters()
-        return self._ledger.counters(self._read_stats())
+        return self._ledger.counters(self._reading())
 
     def health(self) -> PortHealth:
         """`queue_dropped` is what `split_drops` calls overflow; the rest a `bpf` classifier's."""
-        queue_dropped = self._ledger.queue_dropped(self._read_stats())
+        queue_dropped = self._ledger.queue_dropped(self._reading())
         if self._classifier is None:
             return PortHealth(queue_dropped=queue_dropped)
         seen = self._classifier.health()
@@ -241,7 +249,8 @@ class NetemPort:
         if self._classifier is not None:
             self._classifier.close()
         if self._tree:
-            root, self._tree, self._steering = self._tree[0], (), Steering()
+            root = self._tree[0]
+            self._tree, self._steering, self._watch = (), Steering(), Steering()
             try:
                 with open_netlink(self._netns) as ipr:
                     qdisc.execute(ipr, self._ifindex, [qdisc.Command("delete", root)])
@@ -255,29 +264,41 @@ class NetemPort:
         """Bands for senders under a rule."""
         if self._classifier is not None:
             return 0
-        return max(1, min(len(self._sources), qdisc.BANDS_MAX - 1))
+        return max(1, min(2 * len(self._sources), qdisc.BANDS_MAX - 1))
 
     def _losses(self, steering: Steering) -> list[float]:
         base = 0.0 if self._classifier is not None else self._shape.loss_ratio
         rules = (steering.ratios.get(band, 0.0) for band in range(1, self._bands + 1))
         return [base, *(combined(base, ratio) for ratio in rules)]
 
-    def _open_stretches(self, before: dict[int, Stats], after: dict[int, Stats]) -> None:
+    def _open_stretches(self, before: Reading, after: Reading) -> None:
         bands = [part for part in self._tree if isinstance(part, Netem)]
         for band, part in enumerate(bands):
-            owner = self._steering.owners.get(band) if band else "*"
-            kind: Kind = "data" if band else "other"
-            self._ledger.start(band, Stretch(owner, kind, part.loss_ratio), before[band], after[band])
+            parts = self._steering.parts.get(band, ()) if band else self._watch.parts.get(0, ())
+            stretch = Stretch(part.loss_ratio, parts, rest="data" if band else "other")
+            self._ledger.start(band, stretch, before, after)
 
-    def _stats(self, found: dict[int, object]) -> dict[int, Stats]:
+    def _verified(self, ipr: IPRoute) -> Reading:
+        """The counters, once the kernel's state has been found to be as wanted."""
+        found = qdisc.dump(ipr, self._ifindex)
+        qdisc.verify(found, self._tree)
         bands = sum(isinstance(part, Netem) for part in self._tree)
-        return {band: qdisc.stats(found[netem_handle(band)]) for band in range(bands)}
+        stats = {band: qdisc.stats(found[netem_handle(band)]) for band in range(bands)}
+        return Reading(stats, self._hits(ipr) if bands > 1 else {})
 
-    def _read_stats(self) -> dict[int, Stats]:
+    def _hits(self, ipr: IPRoute) -> dict[tuple[int, Part], int]:
+        filters = (*self._steering.filters, *self._watch.filters)
+        counts = u32.verify(ipr, self._ifindex, PRIO_HANDLE, filters)
+        hits: dict[tuple[int, Part], int] = {}
+        for label, count in zip((*self._steering.labels, *self._watch.labels), counts, strict=True):
+            hits[label] = hits.get(label, 0) + count
+        return hits
+
+    def _reading(self) -> Reading:
         if not self._tree:
-            return {}
+            return Reading()
         with self._kernel("read the counters") as ipr:
-            return self._stats(qdisc.dump(ipr, self._ifindex))
+            return self._verified(ipr)
 
     @contextmanager
     def _kernel(self, what: str) -> Generator[IPRoute, None, None]:

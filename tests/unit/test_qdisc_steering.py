@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from netem.kernel.u32 import Filter, Match, prefixes
 from netem.links.base import Flow, Key, LinkError, LossRule, UnsupportedFeature
-from netem.links.steering import rule_matches, steer
+from netem.links.ledger import Part
+from netem.links.steering import Steering, steer, watch
 
 PARENT = 0x100000
 FLOW = Flow("udp", dst_ports=(29600, 29699))
@@ -31,11 +32,16 @@ def packet(
     return header + ports + b"\x00\x00\x00\x01" + index.to_bytes(4, "big") + bytes(20)
 
 
-def fits(filters: list[tuple[Match, ...]], data: bytes) -> bool:
-    return any(
-        all(data[at] & mask == value for at, (value, mask) in Filter(0, 1, 0, matches).bytewise().items())
-        for matches in filters
-    )
+def steered(steering: Steering, data: bytes) -> int:
+    """The band of a packet: the first filter that fits decides."""
+    for item in steering.filters:
+        if all(data[at] & mask == value for at, (value, mask) in item.bytewise().items()):
+            return item.target - PARENT - 1
+    return 0
+
+
+def one(*rules: LossRule, flow: Flow | None = FLOW, key: Key | None = KEY) -> Steering:
+    return steer(rules, flow, key, SOURCES, 4, PARENT, 1)
 
 
 @given(st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 65535))
@@ -71,36 +77,52 @@ def test_prefixes_of_special_windows() -> None:
     ],
 )
 def test_data_of_one_sender(data: bytes, hit: bool) -> None:
-    assert fits(rule_matches(rule(), FLOW, KEY), data) is hit
+    assert steered(one(rule()), data) == hit
+    assert (steered(watch(FLOW, [SOURCES[0]], PARENT, 3), data), len(watch(FLOW, SOURCES, PARENT, 3).filters)) == (0, 6)
 
 
 def test_a_window_of_rounds() -> None:
-    filters = rule_matches(rule(first=40, last=42), FLOW, KEY)
-    assert [fits(filters, packet(index=i)) for i in range(39, 44)] == [False, True, True, True, False]
+    steering = one(rule(first=40, last=42))
+    assert [steered(steering, packet(index=i)) for i in range(39, 44)] == [0, 1, 1, 1, 0]
+    assert steering.parts == {1: (Part(SOURCES[0]),)}
+
+
+def test_a_window_of_one_round_is_counted_under_it() -> None:
+    assert one(rule(first=40, last=40)).parts == {1: (Part(SOURCES[0], 40),)}
 
 
 def test_a_window_needs_an_index() -> None:
     for key in (None, Key(((4, 14),))):
-        assert rule_matches(rule(first=40, last=40), FLOW, key) == rule_matches(rule(), FLOW, KEY)
+        assert one(rule(first=40, last=40), key=key).filters == one(rule()).filters
 
 
 def test_tcp_by_source_port() -> None:
-    filters = rule_matches(rule(first=40, last=40), Flow("tcp", src_ports=(29501, 29501)), KEY)
-    assert fits(filters, packet(proto=6, src=29501))
-    assert not fits(filters, packet(proto=6, src=29500))
+    steering = one(rule(first=40, last=40), flow=Flow("tcp", src_ports=(29501, 29501)))
+    assert steered(steering, packet(proto=6, src=29501)) == 1
+    assert steered(steering, packet(proto=6, src=29500)) == 0
+    assert steering.parts == {1: (Part(SOURCES[0]),)}
 
 
-def test_match_all_is_everything_of_the_sender() -> None:
-    filters = rule_matches(rule(match="all"), FLOW, KEY)
-    assert fits(filters, packet(proto=1))
-    assert not fits(filters, packet(source=SOURCES[1]))
+def test_match_all_is_everything_of_the_sender_with_its_data_apart() -> None:
+    steering = one(rule(match="all", first=40, last=40))
+    assert steered(steering, packet(index=40)) == 1
+    assert steered(steering, packet(index=39)) == 2
+    assert steered(steering, packet(proto=1)) == 2
+    assert steered(steering, packet(source=SOURCES[1])) == 0
+    assert steering.parts == {1: (Part(SOURCES[0], 40),), 2: (Part(SOURCES[0], None, "other"),)}
+    assert steering.ratios == {1: 0.9, 2: 0.9}
+
+
+def test_match_all_needs_no_flow() -> None:
+    assert steered(one(rule(match="all"), flow=None), packet()) == 1
 
 
 def test_every_sender_has_its_own_band() -> None:
     rules = [rule(SOURCES[1], 0.5), rule(SOURCES[0], 0.9)]
     steering = steer(rules, FLOW, KEY, SOURCES, 2, PARENT, 1)
-    assert steering.ratios == {1: 0.9, 2: 0.5}
-    assert steering.owners == {1: SOURCES[0], 2: SOURCES[1]}
+    assert steering.ratios == {1: 0.5, 2: 0.9}
+    assert steering.parts == {1: (Part(SOURCES[1]),), 2: (Part(SOURCES[0]),)}
+    assert steering.labels[0] == (1, Part(SOURCES[1]))
     assert {f.target for f in steering.filters} == {PARENT | 2, PARENT | 3}
     assert len(steering.filters) == 2 * 3
 
@@ -110,7 +132,7 @@ def test_many_senders_share_bands_by_ratio() -> None:
     rules = [rule(s, 0.9 if i % 2 else 0.5) for i, s in enumerate(sources)]
     steering = steer(rules, FLOW, KEY, sources, 15, PARENT, 1)
     assert steering.ratios == {1: 0.5, 2: 0.9}
-    assert steering.owners == {1: "*", 2: "*"}
+    assert steering.parts[1] == tuple(Part(s) for s in sources[::2])
     too_many = [rule(s, (i + 1) / 100) for i, s in enumerate(sources)]
     with pytest.raises(UnsupportedFeature, match="loss_engine: bpf"):
         steer(too_many, FLOW, KEY, sources, 15, PARENT, 1)

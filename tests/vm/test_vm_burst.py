@@ -58,6 +58,6 @@ def test_loss_hits_exactly_the_burst(rows: list[dict[str, str]], capsys: pytest.
 def test_rounds_end_well_and_feel_the_delay(rows: list[dict[str, str]]) -> None:
     assert {row["outcome"] for row in rows} == {"ok"}
     assert min(float(row["latency_s"]) for row in rows) >= ROUND_TRIP_S
-    passes = {int(row["iteration"]): int(row["passes"]) for row in rows}
-    assert passes[BURST] > 10
-    assert all(count == 1 for iteration, count in passes.items() if iteration != BURST)
+    for row in rows:
+        burst = int(row["iteration"]) == BURST
+        assert int(row["passes"]) > 10 if burst else int(row["passes"]) == 1

@@ -19,10 +19,17 @@ def report(capsys: pytest.CaptureFixture[str], text: str) -> None:
         print(f"\n  vm: {text}", end=" ")
 
 
-def counter(measured: Measured, source: str, kind: str = "data") -> dict[str, Any]:
-    found = [c for c in measured["counters"] if c["source"] == source and c["kind"] == kind]
+def counter(measured: Measured, source: str, kind: str = "data", index: int | None = None) -> dict[str, Any]:
+    """One counter; the bpf classifier counts everything here under round 0."""
+    wanted = (source, kind, index)
+    found = [c for c in measured["counters"] if (c["source"], c["kind"], c["index"] or None) == wanted]
     assert len(found) == 1
     return found[0]
+
+
+def seen_and_dropped(measured: Measured, *which: Any) -> tuple[int, int]:
+    found = counter(measured, *which)
+    return found["seen"], found["dropped"]
 
 
 def test_kernel(guest: Measured, measured: Measured, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +82,7 @@ def test_loss(loss: str, measured: Measured, capsys: pytest.CaptureFixture[str])
     assert measured["requested"] in interval
     count = counter(measured, "10.77.0.2")
     assert (count["seen"], count["dropped"]) == (sent, sent - received)
+    assert seen_and_dropped(measured, "10.77.0.3") == (measured["spared_sent"], 0)
     assert measured["control_received"] == measured["control_sent"]
     assert measured["spared_received"] == measured["spared_sent"]
     assert measured["health"]["queue_dropped"] == 0
@@ -91,7 +99,7 @@ def test_loss(loss: str, measured: Measured, capsys: pytest.CaptureFixture[str])
 def test_after_the_loss_nothing_is_lost(loss: str, measured: Measured) -> None:
     assert measured["after_received"] == measured["after_sent"] == 2_000
     before = counter(measured, "10.77.0.2")["dropped"]
-    assert counter(measured["after"], "10.77.0.2")["dropped"] == before
+    assert seen_and_dropped(measured["after"], "10.77.0.2") == (measured["sent"] + 2_000, before)
     assert measured["after"]["health"]["queue_dropped"] == 0
 
 
@@ -116,13 +124,21 @@ def test_change_in_place(measured: Measured, capsys: pytest.CaptureFixture[str])
 
 
 def test_window(measured: Measured) -> None:
-    assert measured["received"] == {"40": 100, "41": 0, "42": 0, "43": 100}
-    assert counter(measured, "10.77.0.2")["dropped"] == 200
+    received = measured["received"]
+    assert [received[i] for i in ("40", "41", "42", "43")] == [100, 0, 0, 500]
+    lost = 500 - received["44"]
+    assert 0.5 in clopper_pearson(lost, 400, FALSE_ALARM)
+    assert seen_and_dropped(measured, "10.77.0.2", "data", 44) == (400, lost)
+    # Rounds 40 and 43, the two that are lost, and what came of round 44 after the burst.
+    assert seen_and_dropped(measured, "10.77.0.2") == (100 + 200 + 500 + 100, 200)
 
 
 def test_match_all(measured: Measured) -> None:
     assert measured["hit"] == {"data": 0, "other": 0}
     assert measured["spared"] == {"data": 100, "other": 100}
+    for kind in ("data", "other"):
+        assert seen_and_dropped(measured, "10.77.0.2", kind) == (100, 100)
+    assert seen_and_dropped(measured, "10.77.0.3") == (100, 0)
 
 
 def test_overflow(measured: Measured) -> None:
@@ -153,6 +169,11 @@ def test_tcp_flow(measured: Measured) -> None:
 
 def test_many_senders(measured: Measured) -> None:
     assert measured["received"] == 0
+    assert seen_and_dropped(measured, "10.77.0.2") == (100, 100)
+    second, third = (seen_and_dropped(measured, f"10.77.0.{i}") for i in (3, 4))
+    assert (second[0], third[0]) == (600, 200)
+    assert second[1] + third[1] == 800 - measured["shared_received"]
+    assert abs(second[1] - 3 * third[1]) <= 3, "drops of a shared band are in proportion to packets"
     assert "loss_engine: bpf" in measured["refused"]
 
 
