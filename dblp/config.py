@@ -121,9 +121,12 @@ class Config:
         for key in ("token", "transport", "workload"):
             if key not in values:
                 raise ConfigError((key,), "is required")
-        if isinstance(values.get("profile"), Mapping):
+        for key in ("transport", "workload", "deadlines"):
+            if not isinstance(values.get(key, {}), Mapping):
+                raise ConfigError((key,), f"{values[key]!r} is not a mapping")
+        if "profile" in values:
             values["profile"] = profile_from(values["profile"])
-        if isinstance(values.get("deadlines"), Mapping):
+        if "deadlines" in values:
             values["deadlines"] = build(Deadlines, values["deadlines"], ("deadlines",))
         config = build(cls, values, ())
         if not 576 <= config.mtu <= 65535:
@@ -139,15 +142,19 @@ class Config:
             return cls.from_json(path.read_text())
         except OSError as error:
             raise ConfigError((), f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError((), f"cannot read {path}: {error}") from error
 
 
-def profile_from(value: str | Mapping[str, Any], path: tuple[str | int, ...] = ("profile",)) -> Profile:
+def profile_from(value: Any, path: tuple[str | int, ...] = ("profile",)) -> Profile:
     """A profile by name ("recommended", "paper"), or a mapping {base: name, option: value ...}."""
     if isinstance(value, str):
         value = {"base": value}
+    if not isinstance(value, Mapping):
+        raise ConfigError(path, f"{value!r} is not a name or a mapping")
     options = dict(value)
     base = options.pop("base", "recommended")
-    if base not in PROFILES:
+    if not isinstance(base, str) or base not in PROFILES:
         raise ConfigError((*path, "base") if len(value) > 1 else path, f"{base!r} is not one of {', '.join(PROFILES)}")
     if isinstance(options.get("always_reliable"), list | tuple):
         options["always_reliable"] = tuple(options["always_reliable"])
@@ -176,7 +183,9 @@ def _mismatch(hint: Any, value: Any) -> str | None:
         allowed = get_args(hint)
         return None if value in allowed else f"{value!r} is not one of {', '.join(map(str, allowed))}"
     if hint is float:
-        return None if isinstance(value, int | float) and not isinstance(value, bool) else f"{value!r} is not a number"
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return f"{value!r} is not a number"
+        return None if abs(value) < float("inf") else f"{value!r} is not a finite number"
     if hint is int:
         return None if isinstance(value, int) and not isinstance(value, bool) else f"{value!r} is not a whole number"
     if hint in (bool, str):
@@ -217,6 +226,6 @@ def _whole(environ: Mapping[str, str], name: str, low: int, high: int, default: 
         if default is None:
             raise ConfigError((name,), f"is not set: a whole number in {low}..{high}")
         return default
-    if not text.strip().isdigit() or not low <= int(text) <= high:
+    if not text.strip().isdecimal() or not low <= int(text) <= high:
         raise ConfigError((name,), f"{text!r} is not a whole number in {low}..{high}")
     return int(text)

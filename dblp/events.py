@@ -112,9 +112,11 @@ class SocketEvents:
                     made = socket.socket(fileno=array.array("i", payload[:4])[0])
         line, _, self._pending = self._pending.partition(b"\n")
         try:
-            reply: dict[str, Any] = json.loads(line)
-        except json.JSONDecodeError as error:
+            reply: Any = json.loads(line)
+        except ValueError as error:
             raise PeerProtocolError(f"answer of the testbed to {event!r} is not JSON: {line[:80]!r}") from error
+        if not isinstance(reply, dict):
+            raise PeerProtocolError(f"answer of the testbed to {event!r} is no object: {line[:80]!r}")
         if "error" in reply:
             raise PeerProtocolError(f"the testbed refused {event!r}: {reply['error']}")
         reply["made"] = made

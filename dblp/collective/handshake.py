@@ -143,12 +143,17 @@ def accept_hello(control: Control, config: Config, workers: int, deadline: float
     raise HandshakeError(f"{control.peer}: {problem}")
 
 
-def check_welcome(frame: Frame, peer: str) -> tuple[int, dict[str, Any]]:
-    """(session, metadata) of the server's answer."""
+WELCOME_KEYS = ("phase", "tolerance", "window")
+
+
+def check_welcome(frame: Frame, peer: str, needs: Sequence[str] = WELCOME_KEYS) -> tuple[int, dict[str, Any]]:
+    """(session, metadata) of the server's answer. Raises PeerProtocolError unless the metadata has all it needs."""
     if not isinstance(frame, Welcome):
         raise PeerProtocolError(f"{peer} answered the Hello with {type(frame).__name__}")
     try:
-        metadata: dict[str, Any] = json.loads(frame.metadata)
-    except json.JSONDecodeError as error:
+        metadata = json.loads(frame.metadata)
+    except ValueError as error:
         raise PeerProtocolError(f"{peer} sent unusable metadata: {error}") from error
+    if not isinstance(metadata, dict) or not set(needs) <= metadata.keys():
+        raise PeerProtocolError(f"{peer} sent unusable metadata: {frame.metadata[:80]!r}")
     return frame.session, metadata

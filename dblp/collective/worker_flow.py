@@ -218,7 +218,7 @@ class StreamWorker:
         try:
             control = Control(connect(env, env.master_port + wire.TCP_DATA_OFFSET, limit_s), self.link.peer)
             control.send(hello(self.config, self.worker.rank, DATA, None), deadline)
-            check_welcome(first_frame(control, deadline), control.peer)
+            check_welcome(first_frame(control, deadline), control.peer, needs=())
         except (ConnectError, PeerLost, RoundTimeout):
             return None
         self.sock = control.sock
