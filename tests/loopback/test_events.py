@@ -164,14 +164,14 @@ def test_answer_that_is_none_is_an_error_with_its_words(answer: bytes, kind: Any
 
 
 def test_nobody_listening_names_the_path(tmp_path: Path) -> None:
-    with pytest.raises(ConnectError, match="DBLP_EVENTS=.*missing.sock: No such file"):
+    with pytest.raises(ConnectError, match=r"DBLP_EVENTS=.*missing.sock: No such file"):
         SocketEvents(str(tmp_path / "missing.sock"), 0)
 
 
 def test_testbed_that_has_gone_is_an_error_at_the_next_report(tmp_path: Path) -> None:
     events = run_against(b'{"reply":"hello"}\n', tmp_path)
     assert events.gates == frozenset()
-    with pytest.raises(ConnectError, match="closed DBLP_EVENTS before it answered 'gate'|has gone|no answer"):
+    with pytest.raises(ConnectError, match=r"closed DBLP_EVENTS before it answered 'gate'|has gone|no answer"):
         events.gate(0)
     with pytest.raises(ConnectError, match="the testbed at DBLP_EVENTS has gone"):
         events.emit("epoch")

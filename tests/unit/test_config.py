@@ -117,7 +117,7 @@ def test_text_that_is_no_configuration(text: str, words: str) -> None:
 
 
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read .*missing.json: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*missing.json: No such file"):
         Config.load(tmp_path / "missing.json")
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     assert Config.load(tmp_path / "config.json").seed == 7
