@@ -48,6 +48,18 @@ def socket_drops(sock: socket.socket) -> int:
         return 0
 
 
+def path_rtt_s(sock: socket.socket) -> float | None:
+    """Shortest round-trip time of this connection in seconds, as TCP has seen it (tcpi_min_rtt); None: unknown."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 152)
+    except OSError:
+        return None
+    if len(info) < 152:
+        return None
+    microseconds = int(np.frombuffer(info, np.uint32)[37])
+    return microseconds / 1e6 if 0 < microseconds < 0xFFFFFFFF else None
+
+
 def receive_window(sock: socket.socket) -> int:
     """How many datagrams the receive buffer surely holds."""
     return max(8, sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // BUFFER_BYTES_PER_DATAGRAM)

@@ -25,6 +25,10 @@ from dblp.errors import LocalProtocolError, PeerProtocolError
 from dblp.wire import Bitmap, Probe, Stop
 
 MAX_PASS = 0xFFFF
+FIRST_REPROBE_S = 0.05
+"""Before any round trip has been measured."""
+REPROBE_GROWTH, REPROBE_GROWTH_STEPS = 1.25, 10
+RTT_GROWTH = 1.05
 
 
 class SenderState(Enum):
@@ -60,6 +64,7 @@ class Sender:
         probe_every: pipelined only: datagrams between two probes.
         reprobe_s: repeat an unanswered probe as a hint after this time; None = never (reliable channel only).
         pass_overhead_s: pause before every pass after the first.
+        rtt_s: the round-trip time that earlier rounds have measured, if any.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Sender:
         probe_every: int = 1024,
         reprobe_s: float | None = None,
         pass_overhead_s: float = 0.0,
+        rtt_s: float | None = None,
     ) -> None:
         if window < 1 or probe_every < 1:
             raise LocalProtocolError("window and probe_every must be at least 1")
@@ -84,11 +90,12 @@ class Sender:
         self.stop: Stop | None = None
         self.sent = 0
         self.probes = 0
-        self.rtt_s: float | None = None
+        self.rtt_s = rtt_s
         self._answered = 0
         self._answered_probe = -1
         self._outstanding: Probe | None = None
         self._probed_at = 0.0
+        self._repeats = 0
         self._asked_at: dict[int, float] = {}
         self._repeated = -1
         self._resume_at: float | None = None
@@ -138,6 +145,7 @@ class Sender:
     def _probe(self, now: float) -> None:
         self._outstanding = Probe(self.round, self.direction, self.probes, self.sent)
         self._probed_at = self._asked_at[self.probes] = now
+        self._repeats = 0
         self.probes += 1
         self._effects.append(SendProbe(self._outstanding, again=False))
 
@@ -209,6 +217,7 @@ class Sender:
         due = self.next_timer()
         if self.state is SenderState.WAITING and due is not None and now >= due and self._outstanding is not None:
             self._probed_at, self._repeated = now, self._outstanding.probe
+            self._repeats += 1
             self._effects.append(SendProbe(self._outstanding, again=True))
 
     def packets_at(self, stop: Stop) -> int:
@@ -219,8 +228,10 @@ class Sender:
         return int(self._last_sent[stop.sequence]) + 1 if stop.sequence < len(self.order) else self.sent
 
     def _reprobe_after(self) -> float:
+        """Twice the round-trip time, and longer with every repetition: the receiver may just be busy."""
         floor = self.reprobe_s or 0.0
-        return max(floor, 2 * self.rtt_s) if self.rtt_s is not None else max(floor, 0.05)
+        first = max(floor, 2 * self.rtt_s) if self.rtt_s is not None else max(floor, FIRST_REPROBE_S)
+        return first * REPROBE_GROWTH ** min(self._repeats, REPROBE_GROWTH_STEPS)
 
     def _measure(self, probe: int, now: float) -> None:
         """Karn: which copy of a repeated probe was answered is not known, so it gives no sample. Only where there is
@@ -230,7 +241,9 @@ class Sender:
         if self.rtt_s is None:
             self.rtt_s = sample_s
         elif probe != self._repeated:
-            self.rtt_s = 0.875 * self.rtt_s + 0.125 * sample_s
+            # The shortest, slowly forgotten. A mean would grow without limit: answers that TCP had to send again
+            # come late, and a longer wait lets even later ones count.
+            self.rtt_s = min(sample_s, RTT_GROWTH * self.rtt_s)
 
     def _unpack(self, bits: bytes) -> BoolArray:
         try:

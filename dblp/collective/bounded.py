@@ -53,6 +53,7 @@ def send_round(link: Link, machine: Sender, values: FloatArray, deadline: float)
         if batch is None and not machine.finished:
             _sleep(link, machine, deadline)
     sent.ended_s = clock()
+    link.rtt_s = machine.rtt_s
     return sent
 
 
@@ -98,7 +99,7 @@ class ReceiveLoop:
             if clock() >= deadline:
                 self.machine.give_up()
             elif not busy:
-                wait(self.link.fds(data=True), deadline - clock())
+                self.link.rest(deadline, data=True)
         if not self.cancelled:
             self.link.finish(self.machine.stop(), clock() + limit_s)
 

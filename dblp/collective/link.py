@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dblp.errors import HandshakeError, PeerLost, RoundTimeout
-from dblp.io import Control, DataSocket, Hints, clock, wait
-from dblp.wire import Frame, Probe, Refuse, Stop
+from dblp.io import Control, DataSocket, Hints, clock, path_rtt_s, wait
+from dblp.wire import End, Frame, Probe, Refuse, Start, Stop
 
 F = TypeVar("F", bound=Frame)
+
+REPEAT_FIRST_S, REPEAT_LAST_S = 0.005, 0.08
 
 
 class Link:
@@ -22,9 +24,14 @@ class Link:
     def __init__(self, control: Control, data: DataSocket | None, hints: Hints | None) -> None:
         self.control, self.data, self.hints = control, data, hints
         self.round = 0
+        self.rtt_s = path_rtt_s(control.sock)  # then as each round that was sent has measured it
         self._early: list[tuple[Frame, bool]] = []
         self._again: list[tuple[Frame, bool]] = []
         self._last_stop: Stop | None = None
+        self._last_end: End | None = None
+        self._standing: list[Frame] = []
+        self._repeat_at = 0.0
+        self._repeat_after_s = REPEAT_FIRST_S
 
     @property
     def peer(self) -> str:
@@ -42,6 +49,7 @@ class Link:
     def advance(self, round_: int) -> None:
         """From now on this is the current round; frames that were early come up again."""
         self.round = round_
+        self._standing.clear()
         self.replay()
 
     def replay(self) -> None:
@@ -58,6 +66,25 @@ class Link:
             self.hints.send(frame)
         self.control.send(frame, deadline, self.round)
 
+    def stand_by(self, frame: Frame) -> None:
+        """Repeat this frame as a hint, less and less often, while this side waits in the current round.
+
+        So a frame that TCP holds back after losses costs milliseconds, not its time-outs.
+        """
+        self._standing.append(frame)
+        self._repeat_after_s = REPEAT_FIRST_S
+        self._repeat_at = clock() + self._repeat_after_s
+
+    def rest(self, deadline: float, *, data: bool) -> None:
+        """Wait until there is something to read, at most until the deadline."""
+        if self.hints is None or not self._standing:
+            wait(self.fds(data=data), deadline - clock())
+        elif not wait(self.fds(data=data), min(deadline, self._repeat_at) - clock()) and clock() >= self._repeat_at:
+            for frame in self._standing:
+                self.hint(frame)
+            self._repeat_after_s = min(2 * self._repeat_after_s, REPEAT_LAST_S)
+            self._repeat_at = clock() + self._repeat_after_s
+
     def hint(self, frame: Frame) -> None:
         if self.hints is not None:
             self.hints.send(frame)
@@ -66,6 +93,11 @@ class Link:
         """Send the stop of a round, and remember it for probes that come late."""
         self._last_stop = stop
         self.tell(stop, deadline)
+
+    def end(self, end: End, deadline: float) -> None:
+        """Send the end of a round, and remember it for a peer that has missed it."""
+        self._last_end = end
+        self.tell(end, deadline)
 
     def poll(self) -> list[tuple[Frame, bool]]:
         """(frame, came as a hint) in order of arrival, without waiting. Raises HandshakeError when the peer refuses."""
@@ -90,6 +122,11 @@ class Link:
             if came_as_hint:
                 self.hint(stop)
             return
+        end = self._last_end
+        if isinstance(frame, Start | Stop) and end and frame.round == end.round < self.round:
+            if came_as_hint:
+                self.hint(end)  # the peer still waits in that round
+            return
         if getattr(frame, "round", self.round) >= self.round:
             self._early.append((frame, came_as_hint))
 
@@ -109,5 +146,6 @@ class Link:
                     self.stray(frame, came_as_hint)
             if found is not None:
                 return found
-            if not wait(self.fds(data=False), deadline - clock()) and clock() >= deadline:
+            self.rest(deadline, data=False)
+            if clock() >= deadline:
                 raise RoundTimeout(self.peer, self.round, phase, limit_s)

@@ -279,7 +279,7 @@ class WorkerThread:
         skipped = meet(self.rank, up, lambda offers: self._reduce(round_, offers), self.limit_s)
         got = flow.broadcast(round_, up) if not skipped else True
         end = meet(self.rank, got, lambda offers: server.conclude(round_, skipped, offers), self.limit_s)
-        self.link.tell(end, clock() + self.config.deadlines.round_s)
+        self.link.end(end, clock() + self.config.deadlines.round_s)
 
     def _reduce(self, round_: int, offers: dict[int, Any]) -> bool:
         self._all_alike(offers)

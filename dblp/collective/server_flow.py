@@ -105,6 +105,7 @@ class BoundedServer:
             pipelined=profile.probing == "pipelined",
             reprobe_s=REPROBE_S if profile.hints else None,
             pass_overhead_s=profile.pass_overhead_s,
+            rtt_s=self.link.rtt_s,
         )
         sent = send_round(self.link, machine, self.server.mean, clock() + self.config.deadlines.round_s)
         ok = machine.stop is not None and machine.stop.outcome == 0

@@ -99,7 +99,9 @@ class Worker:
         self.link.advance(round_)
         limit = clock() + self.config.deadlines.round_s
         self.gradient.reshape(-1)[:values] = flat
-        self.link.tell(Start(round_, norm(self.gradient), int(epoch_start_next)), limit)
+        start = Start(round_, norm(self.gradient), int(epoch_start_next))
+        self.link.tell(start, limit)
+        self.link.stand_by(start)
         if self.residual is not None:
             self.gradient += self.residual
         self.flow.send(round_, self.gradient)

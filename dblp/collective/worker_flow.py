@@ -63,6 +63,7 @@ class BoundedWorker:
             pipelined=profile.probing == "pipelined",
             reprobe_s=REPROBE_S if profile.hints else None,
             pass_overhead_s=profile.pass_overhead_s,
+            rtt_s=self.link.rtt_s,
         )
         # The server's deadline comes first and tells the outcome; this one is for a server that is gone.
         sent = send_round(self.link, machine, values, clock() + 2 * limits.round_s + limits.step_s)
@@ -97,6 +98,8 @@ class BoundedWorker:
         loop.on_frame = on_frame  # type: ignore[method-assign]
         loop.run(limits.step_s + 2 * limits.round_s, 2 * limits.round_s)
         self._down = loop
+        if machine.finished:
+            self.link.stand_by(machine.stop())
         if not ended:
             outcome = "ok" if machine.state is ReceiverState.COMPLETE else "deadline"
             self._report_received(machine, goal, worker.decision.phase, tolerance, outcome)
