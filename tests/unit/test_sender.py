@@ -129,7 +129,25 @@ def test_overdue_probe_is_repeated_as_a_hint_and_gives_no_sample() -> None:
     assert sender.rtt_s == pytest.approx(0.052)
     taken(sender, 2.0)
     sender.on_bitmap(bitmap(2, 21, 0, 1, 2), 2.020)
-    assert sender.rtt_s == pytest.approx(0.875 * 0.052 + 0.125 * 0.020)
+    assert sender.rtt_s == pytest.approx(0.020)  # the shortest counts
+    taken(sender, 3.0)
+    sender.on_bitmap(bitmap(3, 26, 0, 1, 2, 3), 3.030)
+    assert sender.rtt_s == pytest.approx(1.05 * 0.020)  # and is forgotten slowly
+
+
+def test_each_repetition_of_a_probe_waits_longer() -> None:
+    sender = make(reprobe_s=0.001, rtt_s=0.002)
+    taken(sender, 0.0)
+    waits = []
+    for _ in range(14):
+        due, before = sender.next_timer(), waits[-1][1] if waits else 0.0
+        assert due is not None
+        waits.append((due - before, due))
+        sender.handle_timer(due)
+    steps = [step for step, _ in waits]
+    assert steps[0] == pytest.approx(0.004)
+    assert all(later >= earlier - 1e-12 for earlier, later in zip(steps, steps[1:], strict=False))
+    assert steps[-1] == pytest.approx(0.004 * 1.25**10)
 
 
 def test_without_hints_no_probe_is_repeated() -> None:
