@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -50,15 +50,15 @@ def exec_(
     names = [entry["name"] for entry in wanted.hosts]
     if host not in names:
         raise CommandError(f"no host {host} in lab {wanted.name}; there are {', '.join(names)}", USAGE)
-    with Lab.attach(wanted.id, state_dir=state_dir) as attached:
+    with Lab.attach(wanted.id, state_dir=state_dir) as attached, _forwarding() as forward_to:
         try:
             child = attached.spawn(host, argv, env=_environment(wanted, host), log=None, cwd=_folder())
         except KernelError as error:
             why = os.strerror(error.code) if error.code else str(error)
             report(Failure(NOT_FOUND, f"{argv[0]} cannot be run in {host}: {why}"), as_json=False)
             return NOT_FOUND if error.code == errno.ENOENT else NOT_EXECUTABLE
-        with _signals_go_to(child):
-            status = _await(child)
+        forward_to(child)
+        status = _await(child)
     return 128 - status if status < 0 else status
 
 
@@ -76,20 +76,31 @@ def _folder() -> Path:
 
 
 @contextmanager
-def _signals_go_to(child: Child) -> Generator[None, None, None]:
-    """Signals are the program's business. Those of the terminal reach it directly: it is in our process group."""
+def _forwarding() -> Generator[Callable[[Child], None], None, None]:
+    """Signals are the program's business; those that come before it has started wait for it.
+
+    Those of the terminal reach it directly: it is in our process group.
+    """
+    children: list[Child] = []
+    waiting: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGTERM and _in_foreground():
-            return
-        child.signal(number)
+        if not children:
+            waiting.append(number)
+        elif number == signal.SIGTERM or not _in_foreground():
+            children[0].signal(number)
+
+    def forward_to(child: Child) -> None:
+        children.append(child)
+        for number in waiting:
+            child.signal(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         signal.signal(number, forward)
     try:
-        yield
+        yield forward_to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
