@@ -88,6 +88,19 @@ def test_short_last_chunk_anywhere_in_a_segmented_batch(
     assert np.array_equal(values, VALUES)
 
 
+@pytest.mark.parametrize("receives", PATHS)
+def test_row_behind_a_short_chunk_holds_no_older_bytes(
+    socks: Any, receives: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = make(socks[0], "fast", monkeypatch), make(socks[1], receives, monkeypatch)
+    values = np.zeros_like(VALUES)
+    for sequence in (19, 20):  # both land at the start of the receive buffer
+        sender.send(VALUES + np.float32(1), 0, batch([sequence]), clock() + 5.0)
+        assert drain(receiver, 0, 1, values) == [(sequence, 0)]
+    assert not values[20, 100:].any()
+    assert values[20, :100].all()
+
+
 def test_segmentation_offload_is_in_use_on_this_kernel(socks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One message holds many chunks where the kernel coalesces; the rows are then parts of one slot."""
     sender, receiver = make(socks[0], "fast", monkeypatch), make(socks[1], "fast", monkeypatch)

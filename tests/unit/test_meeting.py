@@ -33,6 +33,16 @@ def together(parties: int, body: Callable[[int], Any]) -> dict[int, Any]:
     return results
 
 
+def wait_until_offered(meeting: Meeting, count: int) -> None:
+    """Until that many have come, and so (they hold the lock until then) wait."""
+    pause = threading.Event()
+    for _ in range(int(LIMIT_S / 0.001)):
+        with meeting._condition:
+            if len(meeting._offers) == count:
+                return
+        pause.wait(0.001)
+
+
 @pytest.mark.parametrize("parties", [1, 3, 8])
 def test_last_one_acts_for_all_again_and_again(parties: int) -> None:
     meeting, calls = Meeting(parties), []
@@ -68,10 +78,11 @@ def test_failure_of_one_wakes_those_who_wait() -> None:
 
     def body(rank: int) -> Any:
         if rank == 3:
+            wait_until_offered(meeting, 2)
             meeting.fail(PeerLost("worker 3", 1, "computing", "it closed the connection"))
             meeting.fail(DblpError("a later failure does not hide the first"))
             return None
-        return meeting.meet(rank, None, lambda offers: None, LIMIT_S)
+        return meeting.meet(rank, None, lambda offers: None, 4 * LIMIT_S)
 
     results = together(3, body)
     for rank in (1, 2):
