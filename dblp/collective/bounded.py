@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from dblp.chunks import FloatArray
+from dblp.chunks import FloatArray, send_order
 from dblp.collective.link import Link
+from dblp.config import Config
 from dblp.io import DataSocket, clock, wait
 from dblp.receiver import Receiver
 from dblp.sender import Sender
 from dblp.wire import Bitmap, Frame, Probe, Stop
+
+UP, DOWN = range(2)
+"""Numbers of wire.DIRECTIONS."""
+REPROBE_S = 0.001
 
 
 @dataclass
@@ -24,6 +30,22 @@ class Sent:
     def latency_s(self) -> float:
         """From the first send to the read of the stop."""
         return self.ended_s - self.began_s
+
+
+def make_sender(config: Config, link: Link, round_: int, direction: int, rank: int, window: int) -> Sender:
+    """The state machine for one direction of one round of worker `rank`, as the profile says."""
+    profile, chunks = config.profile, _data(link).layout.chunks
+    order = send_order(profile.send_order, chunks, seed=config.seed, round_=round_, rank=rank, direction=direction)
+    return Sender(
+        round_,
+        direction,
+        order,
+        window=window,
+        pipelined=profile.probing == "pipelined",
+        reprobe_s=REPROBE_S if profile.hints else None,
+        pass_overhead_s=profile.pass_overhead_s,
+        rtt_s=link.rtt_s,
+    )
 
 
 def send_round(link: Link, machine: Sender, values: FloatArray, deadline: float) -> Sent:
@@ -63,49 +85,52 @@ def _sleep(link: Link, machine: Sender, deadline: float) -> None:
     machine.handle_timer(clock())
 
 
+class Watch(Protocol):
+    """What a receiver looks for among the frames that are not probes of its round."""
+
+    @property
+    def begun(self) -> bool:
+        """A frame has shown that the peer has begun this round."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """A frame has shown that there is nothing to receive."""
+        ...
+
+    def take(self, frame: Frame) -> bool:
+        """Whether this frame was looked for."""
+        ...
+
+
 class ReceiveLoop:
-    """Receives one direction of one round into `values` (chunks, chunk_values).
+    """Receives one direction of one round into `values` (chunks, chunk_values)."""
 
-    `on_frame` gets every frame that is not a probe of this round; it returns True when it has used it. A frame
-    that it uses may call `cancel`, which ends the loop without a stop.
-    """
-
-    def __init__(self, link: Link, machine: Receiver, values: FloatArray) -> None:
-        self.link, self.machine, self.values = link, machine, values
+    def __init__(self, link: Link, machine: Receiver, values: FloatArray, watch: Watch) -> None:
+        self.link, self.machine, self.values, self.watch = link, machine, values, watch
         self.data = _data(link)
         self.first_at: float | None = None
-        self.cancelled = False
         self._answered = -1
 
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def on_frame(self, frame: Frame) -> bool:
-        return False
-
     def run(self, first_limit_s: float, limit_s: float) -> None:
-        """Until complete, cancelled, or given up `limit_s` after the first sign of the round.
+        """Until complete, over, or given up `limit_s` after the first sign of the round.
 
         Raises nothing at the deadline: the machine then says so. The first sign may take `first_limit_s`.
         """
         deadline = clock() + first_limit_s
         started = False
         self.link.replay()
-        while not self.machine.finished and not self.cancelled:
+        while not self.machine.finished and not self.watch.over:
             busy = self._drain()
             busy = self._frames(deadline) or busy
-            if busy and not started and (self.first_at is not None or self.started()):
+            if busy and not started and (self.first_at is not None or self.watch.begun):
                 started, deadline = True, clock() + limit_s
             if clock() >= deadline:
                 self.machine.give_up()
             elif not busy:
                 self.link.rest(deadline, data=True)
-        if not self.cancelled:
+        if not self.watch.over:
             self.link.finish(self.machine.stop(), clock() + limit_s)
-
-    def started(self) -> bool:
-        """Whether frames have already shown that the round has begun."""
-        return False
 
     def _drain(self) -> bool:
         busy = False
@@ -125,7 +150,7 @@ class ReceiveLoop:
         for frame, came_as_hint in frames:
             if isinstance(frame, Probe) and frame.round == self.machine.round:
                 self._answer(frame, came_as_hint, deadline)
-            elif not self.on_frame(frame):
+            elif not self.watch.take(frame):
                 self.link.stray(frame, came_as_hint)
         return bool(frames)
 

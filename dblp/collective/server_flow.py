@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dblp.chunks import BoolArray, FloatArray, need, send_order
-from dblp.collective.bounded import ReceiveLoop, Sent, send_round
+from dblp.chunks import BoolArray, FloatArray, need
+from dblp.collective.bounded import DOWN, UP, ReceiveLoop, Sent, make_sender, send_round
 from dblp.collective.link import Link
-from dblp.collective.stream import StreamBroken, StreamReceive, quantity, send_stream
+from dblp.collective.report import (
+    report_late,
+    report_received,
+    report_sent,
+    report_stream,
+    report_stream_received,
+)
+from dblp.collective.stream import StreamBroken, StreamReceive, send_stream
 from dblp.io import clock, socket_drops
 from dblp.receiver import Receiver, ReceiverState
-from dblp.sender import Sender
 from dblp.wire import Bye, Epoch, Frame, Start, Stop
 
 if TYPE_CHECKING:
     from dblp.collective.server import Server
-
-UP, DOWN = 0, 1
-REPROBE_S = 0.001
 
 
 @dataclass
@@ -42,6 +45,14 @@ class Begin:
         self.round = round_
         self.start: Start | None = None
         self.other: Epoch | Bye | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self.start is not None
+
+    @property
+    def over(self) -> bool:
+        return self.other is not None
 
     def take(self, frame: Frame) -> bool:
         if isinstance(frame, Start) and frame.round == self.round:
@@ -71,16 +82,8 @@ class BoundedServer:
         self.values[:] = 0.0
         goal = need(self.layout.chunks, decision.tolerance, self.config.profile.threshold)
         machine = Receiver(round_, UP, self.layout.chunks, goal, self.required)
-        begin, loop = Begin(round_), ReceiveLoop(self.link, machine, self.values)
-
-        def on_frame(frame: Frame) -> bool:
-            used = begin.take(frame)
-            if begin.other is not None:
-                loop.cancel()
-            return used
-
-        loop.on_frame = on_frame  # type: ignore[method-assign]
-        loop.started = lambda: begin.start is not None  # type: ignore[method-assign]
+        begin = Begin(round_)
+        loop = ReceiveLoop(self.link, machine, self.values, begin)
         loop.run(limits.step_s, limits.round_s)
         if begin.other is not None:
             return begin.other
@@ -93,24 +96,11 @@ class BoundedServer:
 
     def broadcast(self, round_: int, up: Uplink) -> bool:
         """The mean to this worker; False when it could not be delivered before the deadline."""
-        profile, decision = self.config.profile, self.server.decision
-        order = send_order(
-            profile.send_order, self.layout.chunks, seed=self.config.seed, round_=round_, rank=self.rank, direction=DOWN
-        )
-        machine = Sender(
-            round_,
-            DOWN,
-            order,
-            window=self.window,
-            pipelined=profile.probing == "pipelined",
-            reprobe_s=REPROBE_S if profile.hints else None,
-            pass_overhead_s=profile.pass_overhead_s,
-            rtt_s=self.link.rtt_s,
-        )
+        machine = make_sender(self.config, self.link, round_, DOWN, self.rank, self.window)
         sent = send_round(self.link, machine, self.server.mean, clock() + self.config.deadlines.round_s)
         ok = machine.stop is not None and machine.stop.outcome == 0
         report_sent(self.server.events, round_, self.rank, "down", machine, sent, wait_s=0.0)
-        return ok or (machine.stop is not None and profile.on_deadline == "accept" and bool(decision))
+        return ok or (machine.stop is not None and self.config.profile.on_deadline == "accept")
 
     def close(self, rounds: int) -> None:
         """Counts what still arrived after the last round."""
@@ -162,11 +152,19 @@ class StreamServer:
             return begun
         assert begin.start is not None
         deadline = clock() + limits.round_s
-        machine = self._stream(round_, deadline)
+        machine = self._stream(round_, deadline, begin)
         complete = machine is not None and machine.complete
         outcome = "ok" if complete else "censored"
-        chunks = quantity(machine.delivered_bytes if machine else 0, self.layout.chunk_values)
-        self._report(round_, chunks, outcome)
+        report_stream_received(
+            self.server.events,
+            round_,
+            self.rank,
+            "up",
+            self.layout,
+            machine.delivered_bytes if machine else 0,
+            phase=self.server.decision.phase,
+            outcome=outcome,
+        )
         received = np.full(self.layout.chunks, complete)
         return Uplink(begin.start, self.values, received, outcome, unusable=not complete)
 
@@ -174,7 +172,7 @@ class StreamServer:
         frame = self.link.wait_for(Frame, begin.take, limit_s, "computing")
         return frame if isinstance(frame, Epoch | Bye) else None
 
-    def _stream(self, round_: int, deadline: float) -> StreamReceive | None:
+    def _stream(self, round_: int, deadline: float, begin: Begin) -> StreamReceive | None:
         """Receives until the deadline; afterwards a connection that did not finish is gone."""
         fresh = self.server.data_connections.take(self.rank, 0.0 if self.sock else deadline - clock())
         if fresh is not None:
@@ -185,7 +183,7 @@ class StreamServer:
             self.link.finish(Stop(round_, UP, 1, 0xFFFFFFFF, 0, 0, b""), clock() + self.config.deadlines.round_s)
             return None
         limit_s = max(0.0, deadline - clock())
-        machine = StreamReceive(self.link, self.sock, self.server.session, round_, UP, self.values)
+        machine = StreamReceive(self.link, self.sock, self.server.session, round_, UP, self.values, begin)
         try:
             machine.run(limit_s, limit_s)
         except StreamBroken:
@@ -219,88 +217,3 @@ class StreamServer:
         if self.sock is not None:
             self.sock.close()
             self.sock = None
-
-    def _report(self, round_: int, delivered: int, outcome: str) -> None:
-        decision = self.server.decision
-        self.server.events.emit(
-            "received",
-            round=round_,
-            worker=self.rank,
-            direction="up",
-            phase=decision.phase,
-            tolerance=0.0,
-            chunks=self.layout.chunks,
-            need=self.layout.chunks,
-            delivered=delivered,
-            outcome=outcome,
-        )
-
-
-def report_received(events: Any, machine: Receiver, *, worker: int, direction: str, **fields: Any) -> None:
-    """The receiver's half of a row of rounds.csv."""
-    sequence, pass_ = machine.completing or (None, None)
-    events.emit(
-        "received",
-        round=machine.round,
-        worker=worker,
-        direction=direction,
-        chunks=machine.chunks,
-        delivered=machine.delivered,
-        passes=machine.passes,
-        completing_sequence=sequence,
-        completing_pass=pass_,
-        duplicate=machine.duplicate,
-        after_need=machine.late,
-        delivered_digest=machine.digest(),
-        **fields,
-    )
-
-
-def report_late(events: Any, other_round: dict[int, int], worker: int, direction: str) -> None:
-    """Datagrams that came after their round, by the round in their header; forgets them."""
-    for round_, count in sorted(other_round.items()):
-        events.emit("late", round=round_, worker=worker, direction=direction, count=count)
-    other_round.clear()
-
-
-def report_sent(
-    events: Any, round_: int, worker: int, direction: str, machine: Sender, sent: Sent, *, wait_s: float, **place: Any
-) -> None:
-    """The sender's half of a row of rounds.csv."""
-    stop = machine.stop
-    complete = stop is not None and stop.outcome == 0
-    events.emit(
-        "sent",
-        round=round_,
-        worker=worker,
-        direction=direction,
-        packets=machine.sent,
-        bytes=sent.bytes,
-        passes=machine.passes,
-        packets_at_need=machine.packets_at(stop) if stop is not None and complete else None,
-        latency_s=sent.latency_s,
-        wait_s=wait_s,
-        outcome="ok" if complete else "deadline",
-        rtt_s=machine.rtt_s,
-        **place,
-    )
-
-
-def report_stream(
-    events: Any, round_: int, worker: int, direction: str, sent: Sent, outcome: str, wait_s: float, **place: Any
-) -> None:
-    """As report_sent, for a stream: the kernel cuts it into packets, so those are not known here."""
-    events.emit(
-        "sent",
-        round=round_,
-        worker=worker,
-        direction=direction,
-        packets=None,
-        bytes=sent.bytes,
-        passes=None,
-        packets_at_need=None,
-        latency_s=sent.latency_s,
-        wait_s=wait_s,
-        outcome=outcome,
-        **place,
-    )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import select
 import socket
 
-import numpy as np
-
 from dblp.chunks import FloatArray
-from dblp.collective.bounded import Sent
+from dblp.collective.bounded import Sent, Watch
 from dblp.collective.link import Link
 from dblp.errors import PeerProtocolError
 from dblp.io import clock, wait
-from dblp.wire import STREAM_HEADER_BYTES, Frame, Stop, encode_stream_header, parse_stream_header
+from dblp.wire import STREAM_HEADER_BYTES, Stop, encode_stream_header, parse_stream_header
 
 
 class StreamBroken(Exception):
@@ -76,43 +74,41 @@ class StreamReceive:
     """Receives one direction of one round into `values`, all of it."""
 
     def __init__(
-        self, link: Link, sock: socket.socket, session: int, round_: int, direction: int, values: FloatArray
+        self,
+        link: Link,
+        sock: socket.socket,
+        session: int,
+        round_: int,
+        direction: int,
+        values: FloatArray,
+        watch: Watch,
     ) -> None:
-        self.link, self.sock, self.session = link, sock, session
+        self.link, self.sock, self.session, self.watch = link, sock, session, watch
         self.round, self.direction = round_, direction
-        self.cancelled = self.complete = False
+        self.complete = False
         self.first_at: float | None = None
         self._header = bytearray()
         self._payload = values.reshape(-1).data.cast("B")
         self._filled = 0
 
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def on_frame(self, frame: Frame) -> bool:
-        return False
-
-    def started(self) -> bool:
-        return False
-
     def run(self, first_limit_s: float, limit_s: float) -> None:
-        """Until complete, cancelled or past the deadline. Raises StreamBroken when the connection fails."""
+        """Until complete, over or past the deadline. Raises StreamBroken when the connection fails."""
         deadline = clock() + first_limit_s
         started = False
         self.link.replay()
-        while not self.complete and not self.cancelled:
+        while not self.complete and not self.watch.over:
             busy = self._read()
             for frame, came_as_hint in self.link.poll():
                 busy = True
-                if not self.on_frame(frame):
+                if not self.watch.take(frame):
                     self.link.stray(frame, came_as_hint)
-            if busy and not started and (self.first_at is not None or self.started()):
+            if busy and not started and (self.first_at is not None or self.watch.begun):
                 started, deadline = True, clock() + limit_s
             if clock() >= deadline:
                 break
             if not busy:
                 wait([*self.link.fds(data=False), self.sock.fileno()], deadline - clock())
-        if not self.cancelled:
+        if not self.watch.over:
             self.finish(limit_s)
 
     def finish(self, limit_s: float) -> None:
@@ -152,8 +148,3 @@ class StreamReceive:
                 f"{self.link.peer} sent {length} bytes of round {round_}; "
                 f"expected are {len(self._payload)} of round {self.round}"
             )
-
-
-def quantity(delivered_bytes: int, chunk_values: int) -> int:
-    """Whole chunks in that many bytes, so that a stream can be compared with datagrams."""
-    return int(np.ceil(delivered_bytes / (4 * chunk_values)))

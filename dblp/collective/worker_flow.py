@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dblp import wire
-from dblp.chunks import BoolArray, FloatArray, need, send_order, unpack_bits
-from dblp.collective.bounded import ReceiveLoop, Sent, send_round
+from dblp.chunks import BoolArray, FloatArray, need, unpack_bits
+from dblp.collective.bounded import DOWN, UP, ReceiveLoop, Sent, make_sender, send_round
 from dblp.collective.handshake import DATA, check_welcome, connect, first_frame, hello
-from dblp.collective.server_flow import (
-    DOWN,
-    REPROBE_S,
-    UP,
+from dblp.collective.report import (
     report_late,
     report_received,
     report_sent,
     report_stream,
+    report_stream_received,
 )
 from dblp.collective.stream import StreamBroken, StreamReceive, send_stream
 from dblp.errors import ConnectError, PeerLost, RoundTimeout
@@ -29,6 +27,26 @@ from dblp.wire import End, Frame, Stop
 
 if TYPE_CHECKING:
     from dblp.collective.worker import Worker
+
+
+class Ending:
+    """Watches for the end of a round: it comes without a broadcast when the round is skipped."""
+
+    begun = False
+
+    def __init__(self, round_: int) -> None:
+        self.round = round_
+        self.end: End | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.end is not None
+
+    def take(self, frame: Frame) -> bool:
+        if not isinstance(frame, End) or frame.round != self.round:
+            return False
+        self.end = frame
+        return True
 
 
 class BoundedWorker:
@@ -46,25 +64,8 @@ class BoundedWorker:
 
     def send(self, round_: int, values: FloatArray) -> None:
         """The gradient up. Raises RoundTimeout when the server never says stop."""
-        profile, limits = self.config.profile, self.config.deadlines
-        order = send_order(
-            profile.send_order,
-            self.layout.chunks,
-            seed=self.config.seed,
-            round_=round_,
-            rank=self.worker.rank,
-            direction=UP,
-        )
-        machine = Sender(
-            round_,
-            UP,
-            order,
-            window=self.window,
-            pipelined=profile.probing == "pipelined",
-            reprobe_s=REPROBE_S if profile.hints else None,
-            pass_overhead_s=profile.pass_overhead_s,
-            rtt_s=self.link.rtt_s,
-        )
+        limits = self.config.deadlines
+        machine = make_sender(self.config, self.link, round_, UP, self.worker.rank, self.window)
         # The server's deadline comes first and tells the outcome; this one is for a server that is gone.
         sent = send_round(self.link, machine, values, clock() + 2 * limits.round_s + limits.step_s)
         if machine.stop is None:
@@ -85,25 +86,16 @@ class BoundedWorker:
         if profile.broadcast == "bounded" and profile.broadcast_fill == "zero":
             self.mean[:] = 0.0
         machine = Receiver(round_, DOWN, self.layout.chunks, goal, self.required)
-        loop = ReceiveLoop(self.link, machine, self.mean)
-        ended: list[End] = []
-
-        def on_frame(frame: Frame) -> bool:
-            if isinstance(frame, End) and frame.round == round_:
-                ended.append(frame)
-                loop.cancel()
-                return True
-            return False
-
-        loop.on_frame = on_frame  # type: ignore[method-assign]
+        ending = Ending(round_)
+        loop = ReceiveLoop(self.link, machine, self.mean, ending)
         loop.run(limits.step_s + 2 * limits.round_s, 2 * limits.round_s)
         self._down = loop
         if machine.finished:
             self.link.stand_by(machine.stop())
-        if not ended:
+        if ending.end is None:
             outcome = "ok" if machine.state is ReceiverState.COMPLETE else "deadline"
             self._report_received(machine, goal, worker.decision.phase, tolerance, outcome)
-        return ended[0] if ended else worker.end_of(round_)
+        return ending.end or worker.end_of(round_)
 
     def report(self, round_: int, gate_s: float, place: dict[str, Any]) -> None:
         """The worker's half of the round's row; `place` says iteration, bucket and epoch."""
@@ -184,17 +176,8 @@ class StreamWorker:
         if self.sock is None:
             return self.worker.end_of(round_)
         limits, began = self.config.deadlines, clock()
-        loop = StreamReceive(self.link, self.sock, self.session, round_, DOWN, self.mean)
-        ended: list[End] = []
-
-        def on_frame(frame: Frame) -> bool:
-            if isinstance(frame, End) and frame.round == round_:
-                ended.append(frame)
-                loop.cancel()
-                return True
-            return False
-
-        loop.on_frame = on_frame  # type: ignore[method-assign]
+        ending = Ending(round_)
+        loop = StreamReceive(self.link, self.sock, self.session, round_, DOWN, self.mean, ending)
         try:
             loop.run(limits.step_s + 2 * limits.round_s, 2 * limits.round_s)
         except StreamBroken:
@@ -202,7 +185,18 @@ class StreamWorker:
         if not loop.complete and loop.first_at is not None:
             self._drop()
         self._straggling_s = max(0.0, (loop.first_at or clock()) - began)
-        return ended[0] if ended else self.worker.end_of(round_)
+        if ending.end is None:
+            report_stream_received(
+                self.worker.events,
+                round_,
+                self.worker.rank,
+                "down",
+                self.layout,
+                loop.delivered_bytes,
+                phase=self.worker.decision.phase,
+                outcome="ok" if loop.complete else "censored",
+            )
+        return ending.end or self.worker.end_of(round_)
 
     def report(self, round_: int, gate_s: float, place: dict[str, Any]) -> None:
         wait_s = gate_s + self._straggling_s
