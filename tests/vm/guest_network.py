@@ -106,11 +106,11 @@ class Traffic:
         for sequence in range(count):
             self._out.sendto(HEADER.pack(1, index, sequence, 0, 0) + filling, (RECEIVER, port))
 
-    def receive(self, *, quiet_s: float, other: bool = False) -> list[tuple[int, float]]:
-        """(index, arrival) of all packets until none arrives for `quiet_s`."""
+    def receive(self, *, quiet_s: float, first_s: float = 0, other: bool = False) -> list[tuple[int, float]]:
+        """(index, arrival) of all packets until none arrives for `quiet_s`, for the first one at least `first_s`."""
         sock = self._other_in if other else self._data_in
-        found = []
-        while select.select([sock], [], [], quiet_s)[0]:
+        found: list[tuple[int, float]] = []
+        while select.select([sock], [], [], quiet_s if found else max(quiet_s, first_s))[0]:
             try:
                 while True:
                     data = sock.recv(2048)
