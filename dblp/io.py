@@ -117,6 +117,9 @@ class DataSocket:
     def fileno(self) -> int:
         return self.sock.fileno()
 
+    def close(self) -> None:
+        self.sock.close()
+
     # Sending
 
     def send(self, values: FloatArray, round_: int, batch: Batch, deadline: float) -> int:
@@ -325,6 +328,9 @@ class Hints:
 
     def fileno(self) -> int:
         return self.sock.fileno()
+
+    def close(self) -> None:
+        self.sock.close()
 
     def send(self, frame: Frame) -> None:
         datagram = encode_hint(self.session, frame)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from dblp.chunks import Layout
+from dblp.config import Config
 from dblp.errors import HandshakeError, PeerLost, RoundTimeout
-from dblp.io import Control, DataSocket, Hints, clock, path_rtt_s, wait
-from dblp.wire import End, Frame, Probe, Refuse, Start, Stop
+from dblp.events import Events
+from dblp.io import Control, DataSocket, Hints, clock, path_rtt_s, udp_socket, wait
+from dblp.wire import IP_UDP_BYTES, End, Frame, Probe, Refuse, Start, Stop
 
 F = TypeVar("F", bound=Frame)
 
 REPEAT_FIRST_S, REPEAT_LAST_S = 0.005, 0.08
+SOCKET_BYTES = 64 << 20
 
 
 class Link:
@@ -130,6 +134,11 @@ class Link:
         if getattr(frame, "round", self.round) >= self.round:
             self._early.append((frame, came_as_hint))
 
+    def close(self) -> None:
+        for part in (self.control, self.data, self.hints):
+            if part is not None:
+                part.close()
+
     def wait_for(self, kind: type[F], matches: Callable[[F], bool], limit_s: float, phase: str) -> F:
         """The first frame of a kind that matches; everything else is kept or dropped as `stray` says.
 
@@ -149,3 +158,31 @@ class Link:
             self.rest(deadline, data=False)
             if clock() >= deadline:
                 raise RoundTimeout(self.peer, self.round, phase, limit_s)
+
+
+def open_link(
+    control: Control,
+    config: Config,
+    events: Events,
+    layout: Layout,
+    session: int,
+    *,
+    own_ports: tuple[int, int],
+    peer_ports: tuple[int, int],
+) -> Link:
+    """The data plane beside a control connection: data and hint sockets, connected to the peer's (data, hint) ports.
+
+    The `tcp` transport has none of them. Raises ConnectError when a port is taken.
+    """
+    if config.is_tcp:
+        return Link(control, None, None)
+    own, peer = control.hosts()
+    made = events.socket("udp", SOCKET_BYTES, SOCKET_BYTES)
+    sock = udp_socket((own, own_ports[0]), made)
+    sock.connect((peer, peer_ports[0]))
+    data, hints = DataSocket(sock, layout, session), None
+    if config.profile.hints:
+        sock = udp_socket((own, own_ports[1]))
+        sock.connect((peer, peer_ports[1]))
+        hints = Hints(sock, session, config.mtu - IP_UDP_BYTES[4])
+    return Link(control, data, hints)

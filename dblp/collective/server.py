@@ -20,18 +20,17 @@ from dblp.collective.handshake import (
     config_differences,
     refuse,
 )
-from dblp.collective.link import Link
+from dblp.collective.link import Link, open_link
 from dblp.collective.meeting import Meeting
 from dblp.collective.reduce import divergence, mean_into, norm
 from dblp.collective.server_flow import BoundedServer, StreamServer, Uplink
 from dblp.config import Config, Env
 from dblp.errors import ConnectError, DblpError, HandshakeError, PeerProtocolError
 from dblp.events import Events
-from dblp.io import Control, DataSocket, Hints, clock, receive_window, udp_socket
+from dblp.io import Control, clock, receive_window
 from dblp.tolerance import Decision, policy_from
 from dblp.wire import Bye, End, Epoch, Ready, Replicas, State, Welcome
 
-SOCKET_BYTES = 64 << 20
 LISTEN_STEP_S = 0.2
 
 
@@ -48,6 +47,7 @@ class Server:
         self.terms: Terms | None = None
         self.mean: FloatArray = np.zeros((0, 0), np.float32)
         self.data_connections = Connections()
+        self.links: list[Link] = []
         self._controls: dict[int, Control] = {}
         self._failures: list[BaseException] = []
         self._over = threading.Event()
@@ -66,7 +66,7 @@ class Server:
             raise
         finally:
             self._over.set()
-            for closable in (listener, stream, *self._controls.values()):
+            for closable in (listener, stream, *self.links, *self._controls.values()):
                 if closable is not None:
                     closable.close()
 
@@ -236,24 +236,23 @@ class WorkerThread:
         """Opens the data plane and welcomes the worker."""
         server, config = self.server, self.config
         assert server.terms is not None
-        own, peer = control.hosts()
-        base, deadline = server.env.master_port, clock() + config.deadlines.connect_s
-        data = hints = None
-        window = 0
-        if not config.is_tcp:
-            made = server.events.socket("udp", SOCKET_BYTES, SOCKET_BYTES)
-            sock = udp_socket((own, wire.server_data_port(base, self.rank)), made)
-            sock.connect((peer, wire.worker_data_port(base, self.rank)))
-            data = DataSocket(sock, server.terms.layout, server.session)
-            window = receive_window(sock)
-        if config.profile.hints and not config.is_tcp:
-            sock = udp_socket((own, wire.server_hint_port(base, self.rank)))
-            sock.connect((peer, wire.worker_hint_port(base, self.rank)))
-            hints = Hints(sock, server.session, config.mtu - wire.IP_UDP_BYTES[4])
+        base, rank = server.env.master_port, self.rank
+        link = open_link(
+            control,
+            config,
+            server.events,
+            server.terms.layout,
+            server.session,
+            own_ports=(wire.server_data_port(base, rank), wire.server_hint_port(base, rank)),
+            peer_ports=(wire.worker_data_port(base, rank), wire.worker_hint_port(base, rank)),
+        )
+        server.links.append(link)
+        window = receive_window(link.data.sock) if link.data else 0
         first = server.decision
         metadata = {"phase": first.phase, "tolerance": first.tolerance, "window": window}
+        deadline = clock() + config.deadlines.connect_s
         control.send(Welcome(server.session, json.dumps(metadata).encode()), deadline)
-        return Link(control, data, hints)
+        return link
 
     def run(self) -> None:
         flow_type: Any = StreamServer if self.config.is_tcp else BoundedServer

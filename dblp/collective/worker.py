@@ -11,18 +11,16 @@ import numpy as np
 from dblp import wire
 from dblp.chunks import FloatArray, TensorSpec
 from dblp.collective.handshake import CONTROL, Terms, check_welcome, connect, first_frame, hello
-from dblp.collective.link import Link
+from dblp.collective.link import Link, open_link
 from dblp.collective.reduce import norm
 from dblp.collective.worker_flow import BoundedWorker, StreamWorker
 from dblp.config import Config, Env
 from dblp.errors import DblpError
 from dblp.events import Events
-from dblp.io import Control, DataSocket, Hints, clock, receive_window, udp_socket
+from dblp.io import Control, clock, receive_window
 from dblp.tolerance import Decision
 from dblp.wire import Bye, End, Epoch, Ready, Replicas, Start, State
 from dblp.workload import EpochRow, Reduced
-
-SOCKET_BYTES = 64 << 20
 
 
 class Worker:
@@ -53,28 +51,15 @@ class Worker:
         try:
             control.send(hello(config, env.rank, CONTROL, terms), deadline)
             session, welcome = check_welcome(first_frame(control, deadline), control.peer)
-            link = cls._open(env, config, events, terms, control, session)
+            own = (wire.worker_data_port(env.master_port, env.rank), wire.worker_hint_port(env.master_port, env.rank))
+            peer = (wire.server_data_port(env.master_port, env.rank), wire.server_hint_port(env.master_port, env.rank))
+            link = open_link(control, config, events, terms.layout, session, own_ports=own, peer_ports=peer)
         except BaseException:
             control.close()
             raise
         window = receive_window(link.data.sock) if link.data else 0
         control.send(Ready(window), deadline)
         return cls(env, config, events, terms, link, welcome, session)
-
-    @staticmethod
-    def _open(env: Env, config: Config, events: Events, terms: Terms, control: Control, session: int) -> Link:
-        own, peer = control.hosts()
-        if config.is_tcp:
-            return Link(control, None, None)
-        made = events.socket("udp", SOCKET_BYTES, SOCKET_BYTES)
-        sock = udp_socket((own, wire.worker_data_port(env.master_port, env.rank)), made)
-        sock.connect((peer, wire.server_data_port(env.master_port, env.rank)))
-        data, hints = DataSocket(sock, terms.layout, session), None
-        if config.profile.hints:
-            sock = udp_socket((own, wire.worker_hint_port(env.master_port, env.rank)))
-            sock.connect((peer, wire.server_hint_port(env.master_port, env.rank)))
-            hints = Hints(sock, session, config.mtu - wire.IP_UDP_BYTES[4])
-        return Link(control, data, hints)
 
     def __enter__(self) -> Worker:
         return self
@@ -87,7 +72,7 @@ class Worker:
                 self.flow.close(self.round)
                 self.link.control.send(Bye(self.round), clock() + self.config.deadlines.round_s, self.round)
         finally:
-            self.link.control.close()
+            self.link.close()
 
     def all_reduce(self, flat: FloatArray, *, iteration: int, epoch: int, epoch_start_next: bool) -> Reduced:
         """Replaces `flat` (values,) by the mean over the workers, unless the round is skipped by all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,7 @@ def test_each_repetition_of_a_probe_waits_longer() -> None:
         sender.handle_timer(due)
     steps = [step for step, _ in waits]
     assert steps[0] == pytest.approx(0.004)
-    assert all(later >= earlier - 1e-12 for earlier, later in zip(steps, steps[1:], strict=False))
+    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(steps))
     assert steps[-1] == pytest.approx(0.004 * 1.25**10)
 
 
