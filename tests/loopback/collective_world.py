@@ -6,8 +6,8 @@ link would have let through. Every wait is limited; a thread that is still alive
 
 from __future__ import annotations
 
+import functools
 import itertools
-import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dblp.chunks import IntArray, Layout, TensorSpec
 from dblp.collective import Server, Worker
@@ -25,16 +26,33 @@ from netem.links import mask
 
 LIMIT_S = 20.0
 DEADLINES = Deadlines(connect_s=8.0, round_s=5.0, step_s=8.0)
-_slots = itertools.count(os.getpid() % 20)
+BASES = 24
+"""Worlds of three workers that a block of ports has room for, 4 apart."""
+_slots = itertools.count()
+
+
+@functools.cache
+def _block() -> tuple[int, socket.socket]:
+    """A block of 500 ports that no other test process uses: its last port is held as long as this process lives."""
+    for block in range(10500, 20500, 500):
+        claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", block + 499))
+        except OSError:
+            claim.close()
+            continue
+        return block, claim
+    raise RuntimeError("no free block of ports in 10500..20500")
 
 
 def free_base() -> int:
-    """A control port whose companions (data, hints, data connection) are free too. Unique in this process."""
-    for _ in range(20):
-        base = 10500 + 500 * (next(_slots) % 20)
+    """A control port whose companions (data, hints, data connection) of three workers are free too."""
+    block, _ = _block()
+    for _ in range(BASES):
+        base = block + 4 * (next(_slots) % BASES)
         if all(_free(base + offset) for offset in (0, 1, 101, 102, 103, 201, 202, 203, 301, 302, 303, 401, 402, 403)):
             return base
-    raise RuntimeError("no free block of ports in 10500..20500")
+    raise RuntimeError(f"no free ports in {block}..{block + 499}")
 
 
 def _free(port: int) -> bool:
@@ -111,20 +129,20 @@ def masked(seed: int, ratio: Callable[[str, int, int], float]) -> Loss:
     return lost
 
 
-def lossy_socket(direction: str, base: int, loss: Loss) -> type[DataSocket]:
-    """A DataSocket whose receiving side loses what `loss` says."""
+def with_loss(monkeypatch: pytest.MonkeyPatch, base: int, loss: Loss) -> None:
+    """Every data socket of this world loses on receiving what `loss` says; its port tells direction and rank."""
+    genuine = DataSocket.receive
 
-    class LossySocket(DataSocket):
-        def receive(self, round_: int) -> Received | None:
-            got = super().receive(round_)
-            if got is None or not len(got.rows):
-                return got
-            port = self.sock.getsockname()[1]
-            rank = port - base - (100 if direction == "up" else 200)
-            kept = ~loss(direction, rank, round_, got.sequences, got.passes)
-            return Received(got.rows[kept], got.sequences[kept], got.passes[kept])
+    def receive(self: DataSocket, round_: int) -> Received | None:
+        got = genuine(self, round_)
+        if got is None or not len(got.rows):
+            return got
+        offset = self.sock.getsockname()[1] - base
+        direction = "up" if offset < 200 else "down"
+        kept = ~loss(direction, offset % 100, round_, got.sequences, got.passes)
+        return Received(got.rows[kept], got.sequences[kept], got.passes[kept])
 
-    return LossySocket
+    monkeypatch.setattr(DataSocket, "receive", receive)
 
 
 @dataclass

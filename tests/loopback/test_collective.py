@@ -11,24 +11,23 @@ import pytest
 
 from dblp import mmsg
 from dblp.chunks import need
-from dblp.collective import server, worker, worker_flow
+from dblp.collective import worker_flow
 from dblp.collective.bounded import Sent
 from dblp.config import PAPER, RECOMMENDED, Deadlines, Profile
 from dblp.io import clock
 from dblp.wire import Stop
 from netem.analysis import oracle
 from tests.loopback.collective_world import (
-    Loss,
     Outcome,
     config_of,
     free_base,
     gradient,
-    lossy_socket,
     masked,
     mean_of,
     rounds_body,
     run_world,
     tensors_of,
+    with_loss,
 )
 
 TENSORS = tensors_of(30, last_values=100)
@@ -43,11 +42,6 @@ MLT = {"name": "mlt", "kind": "bounded", "fixed": 0.008}
 EXACT = {"name": "exact", "kind": "bounded", "fixed": 0.0}
 TCP = {"name": "tcp", "kind": "tcp"}
 WAITING = dataclasses.replace(RECOMMENDED, probing="stop-and-wait", send_order="shuffle")
-
-
-def with_loss(monkeypatch: pytest.MonkeyPatch, base: int, loss: Loss) -> None:
-    monkeypatch.setattr(server, "DataSocket", lossy_socket("up", base, loss))
-    monkeypatch.setattr(worker, "DataSocket", lossy_socket("down", base, loss))
 
 
 def vectors(outcome: Outcome) -> dict[int, list[Any]]:
