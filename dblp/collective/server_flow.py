@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from dblp.collective.server import Server
 
 
+SENDER_PATIENCE = 1.5
+"""Deadlines are the receiver's: the sender waits longer, so that it learns what the receiver has made of the round."""
+
+
 @dataclass
 class Uplink:
     """What one worker delivered in a round. `unusable`: nothing of it may go into the mean."""
@@ -97,7 +101,9 @@ class BoundedServer:
     def broadcast(self, round_: int, up: Uplink) -> bool:
         """The mean to this worker; False when it could not be delivered before the deadline."""
         machine = make_sender(self.config, self.link, round_, DOWN, self.rank, self.window)
-        sent = send_round(self.link, machine, self.server.mean, clock() + self.config.deadlines.round_s)
+        sent = send_round(
+            self.link, machine, self.server.mean, clock() + SENDER_PATIENCE * self.config.deadlines.round_s
+        )
         ok = machine.stop is not None and machine.stop.outcome == 0
         report_sent(self.server.events, round_, self.rank, "down", machine, sent, wait_s=0.0)
         return ok or (machine.stop is not None and self.config.profile.on_deadline == "accept")
@@ -195,7 +201,7 @@ class StreamServer:
     def broadcast(self, round_: int, up: Uplink) -> bool:
         if self.sock is None:
             return False
-        deadline = clock() + self.config.deadlines.round_s
+        deadline = clock() + SENDER_PATIENCE * self.config.deadlines.round_s
         stop: Stop | None = None
         sent = Sent(began_s=clock(), ended_s=clock())
         try:

@@ -88,7 +88,7 @@ class BoundedWorker:
         machine = Receiver(round_, DOWN, self.layout.chunks, goal, self.required)
         ending = Ending(round_)
         loop = ReceiveLoop(self.link, machine, self.mean, ending)
-        loop.run(limits.step_s + 2 * limits.round_s, 2 * limits.round_s)
+        loop.run(limits.step_s + 3 * limits.round_s, limits.round_s)
         self._down = loop
         if machine.finished:
             self.link.stand_by(machine.stop())
@@ -179,7 +179,7 @@ class StreamWorker:
         ending = Ending(round_)
         loop = StreamReceive(self.link, self.sock, self.session, round_, DOWN, self.mean, ending)
         try:
-            loop.run(limits.step_s + 2 * limits.round_s, 2 * limits.round_s)
+            loop.run(limits.step_s + 3 * limits.round_s, limits.round_s)
         except StreamBroken:
             self._drop()
         if not loop.complete and loop.first_at is not None:

@@ -94,7 +94,9 @@ def up(
 
     spec = load_topology(topology, options.overrides(set_))
     from netem import preflight
+    from netem.experiment.wiring import Wiring
     from netem.lab import Lab, PlanError
+    from netem.links.choose import choose as choose_backend
 
     preflight.require()
     wanted = name or spec.name
@@ -104,13 +106,16 @@ def up(
             hint = f"end it with `dblp-netem {ending}`, or give another --name"
             raise CommandError(f"there is a lab {wanted} ({lab.id}) already; {hint}")
     started = time.monotonic()
+    choice = choose_backend("auto", "auto", spec.needs_delay, preflight.probe(state_dir)) if _shaped(spec) else None
     try:
         built = Lab.build(spec, name=wanted, state_dir=state_dir)
     except PlanError as error:
         raise CommandError(f"{topology}: {error}", USAGE) from error
-    took_s = time.monotonic() - started
     try:
-        _print_built(built, spec, took_s, json)
+        if choice is not None:
+            Wiring(built, spec, choice).install_steady()  # stays when this process ends
+        took_s = time.monotonic() - started
+        _print_built(built, choice.reason if choice else "plain: no rate, delay or loss", took_s, json)
         built.detach()
     except BaseException:
         built.close()
@@ -118,17 +123,18 @@ def up(
     return OK
 
 
-def _print_built(lab: Lab, spec: Topology, took_s: float, json: bool) -> None:
-    notes = [_PLAIN_LINKS] if _shaped(spec) else []
+def _print_built(lab: Lab, links: str, took_s: float, json: bool) -> None:
     if json:
         hosts = [asdict(host) for host in lab.hosts.values()]
-        print_json({"ok": True, "id": lab.id, "name": lab.name, "hosts": hosts, "notes": notes})
+        print_json({"ok": True, "id": lab.id, "name": lab.name, "hosts": hosts, "links": links})
         return
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    console.print(f"Lab [bold]{lab.name}[/] ({lab.id}) is up, built in {took_s:.2f} s.\n", soft_wrap=True)
+    console.print(
+        f"Lab [bold]{lab.name}[/] ({lab.id}) is up, built in {took_s:.2f} s. Links: {links}.\n", soft_wrap=True
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("host", "role", "rank", "address", "MTU", "namespace"):
         table.add_column(title, no_wrap=True, justify="right" if title in ("rank", "MTU") else "left")
@@ -138,13 +144,6 @@ def _print_built(lab: Lab, spec: Topology, took_s: float, json: bool) -> None:
     worker = next(host.name for host in lab.hosts.values() if host.role == "worker")
     console.print(f"\nRun in it:  sudo dblp-netem exec --lab {lab.id} {worker} -- COMMAND", soft_wrap=True)
     console.print(f"End it:     sudo dblp-netem down {lab.id}", soft_wrap=True)
-    for note in notes:
-        console.print(f"[yellow]note:[/] {note}")
-
-
-_PLAIN_LINKS = (
-    "this topology's links have a rate, a delay or a loss. `run` applies them; the links of this lab are plain."
-)
 
 
 def _shaped(spec: Topology) -> bool:

@@ -8,28 +8,14 @@ from dataclasses import dataclass, field
 
 from netem.analysis.records import LinkCount
 from netem.experiment.prepare import Job
+from netem.experiment.wiring import Wiring
 from netem.kernel.netns import open_netlink
 from netem.kernel.veth import tx_dropped
 from netem.lab import Lab
 from netem.links import mask
-from netem.links.base import Counter, Flow, LinkError, LossRule, Match, Port, PortHealth, Shape
-from netem.links.bpf import BpfPort, LossFilter
+from netem.links.base import Counter, LinkError, LossRule, Match, PortHealth
 from netem.links.choose import BackendChoice
-from netem.links.netem import NetemPort
-from netem.spec import Burst, LinkShape, Scenario, Step, Topology
-
-
-def shape_of(shape: LinkShape, loss_at: str = "before_rate") -> Shape:
-    """A link direction of the topology in the terms of the links."""
-    return Shape(
-        delay_us=shape.delay_us,
-        jitter_us=shape.jitter_us,
-        rate_bps=None if shape.rate_bps is None else round(shape.rate_bps),
-        loss_ratio=shape.loss,
-        limit_packets=shape.queue_packets,
-        queue_bytes=shape.queue_bytes,
-        loss_at="after_rate" if loss_at == "after_rate" else "before_rate",
-    )
+from netem.spec import Burst, Scenario, Step, Topology
 
 
 def base_loss(topology: Topology) -> dict[tuple[int, str], float]:
@@ -80,9 +66,6 @@ class Fabric:
     spec: Scenario
     choice: BackendChoice
     seed: int = 0
-    ports: dict[str, Port] = field(default_factory=dict)
-    _uplinks: list[Port | LossFilter] = field(default_factory=list)
-
     _dropped_before: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,46 +73,15 @@ class Fabric:
         self.names = {rank: name for name, rank in topology.ranks.items()}
         self.address = {rank: self.lab.hosts[name].address for rank, name in self.names.items()}
         self.workers = [rank for rank in self.names if rank]
-        for name in topology.ranks:
-            place = self.lab.port_of(name)
-            receiver = (self.lab.hosts[name].netns, self.lab.hosts[name].ifname)
-            self.ports[name] = self._port(f"port to {name}", place.netns, place.ifname, receiver)
-        self._install_uplinks()
-
-    def _port(self, label: str, netns: str, ifname: str, receiver: tuple[str, str] | None = None) -> Port:
-        mtu = self.spec.topology.mtu
-        if self.choice.name == "bpf":
-            return BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver)
-        if self.choice.loss_engine != "bpf":
-            return NetemPort(label, netns, ifname)
-        loss = BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver, queues=False)
-        return NetemPort(label, netns, ifname, classifier=loss)
-
-    def _install_uplinks(self) -> None:
-        """From the hosts to the switch: delay and rate at the host, loss where the packet enters the switch."""
-        for name in self.spec.topology.ranks:
-            link, host = self.spec.topology.link_of(name), self.lab.hosts[name]
-            shape = shape_of(link.up)
-            if shape.delay_us or shape.jitter_us or shape.rate_bps:
-                steady = Shape(
-                    shape.delay_us, shape.jitter_us, shape.rate_bps, 0.0, shape.limit_packets, shape.queue_bytes
-                )
-                port = self._port(f"uplink of {name}", host.netns, host.ifname)
-                port.install(steady, None, None, ())
-                self._uplinks.append(port)
-            if shape.loss_ratio:
-                place = self.lab.port_of(name)
-                loss = LossFilter(place.netns, place.ifname, "ingress")
-                loss.install(None, None, [host.address], shape.loss_ratio)
-                self._uplinks.append(loss)
+        self.wiring = Wiring(self.lab, topology, self.choice, self.spec.link.loss_at)
+        self.ports = self.wiring.ports
 
     def install(self, job: Job) -> None:
         """Steady state of every port for a job; counters start at zero."""
         self.seed = job.config.seed
         for name, rank in self.spec.topology.ranks.items():
-            down = shape_of(self.spec.topology.link_of(name).down, self.spec.link.loss_at)
-            flow: Flow = job.flow("down" if rank else "up")
-            self.ports[name].install(down, flow, job.key, self._sources(rank))
+            flow = job.flow("down" if rank else "up")
+            self.ports[name].install(self.wiring.down(name), flow, job.key, self._sources(rank))
             self.ports[name].set_label(0)
         self._dropped_before = self._device_drops()
 
@@ -191,5 +143,4 @@ class Fabric:
         self.close()
 
     def close(self) -> None:
-        for port in (*self.ports.values(), *self._uplinks):
-            port.close()
+        self.wiring.close()
