@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from netem.analysis.merge import LossPlan
 from netem.analysis.records import EpochRow, RoundRow, write_csv
@@ -101,9 +102,12 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
     finally:
         _write_manifest(folder, options, choice, results, summary, status, problem, time.monotonic() - began)
     if summary is not None:
-        _show(summary, options, console, folder)
+        render(summary, console)
     if problem:
-        console.print(f"[bold red]run failed[/]: {problem}" if status == FAILED else problem, soft_wrap=True)
+        console.print(f"[bold red]run failed[/]: {escape(problem)}" if status == FAILED else problem, soft_wrap=True)
+    console.print(f"results: {folder.path}", highlight=False, soft_wrap=True)
+    if options.json_output:
+        _print_json(folder, status, problem, summary)
     return status
 
 
@@ -234,8 +238,9 @@ def _determinism(results: _Results) -> dict[str, str]:
     return found
 
 
-def _show(summary: dict[str, Any], options: RunOptions, console: Console, folder: RunFolder) -> None:
-    render(summary, console)
-    console.print(f"results: {folder.path}", highlight=False, soft_wrap=True)
-    if options.json_output:
-        sys.stdout.write(json.dumps(summary, indent=1) + "\n")
+def _print_json(folder: RunFolder, status: int, problem: str, summary: dict[str, Any] | None) -> None:
+    """The same keys as every other command's, and the summary where there is one."""
+    content: dict[str, Any] = {"ok": status == OK, "exit_status": status, "folder": str(folder.path)}
+    if problem:
+        content["error"] = {"message": problem}
+    sys.stdout.write(json.dumps({**content, "summary": summary}, indent=1) + "\n")

@@ -18,7 +18,7 @@ import pytest
 from netem.analysis.records import RoundRow, read_csv
 from netem.kernel.snapshot import HostSnapshot, host_snapshot
 from netem.state import lab_ids, read
-from tests.kernel.run_helpers import DBLP, LIMIT_S, clean, events, run, scenario, start, summary
+from tests.kernel.run_helpers import DBLP, LIMIT_S, ROOT, clean, command, events, run, scenario, start, summary
 
 STATE_DIR = Path("/run/dblp-netem")
 CAPTURE = "capture: {at: [server], snap: 96 B, rounds: all, both: true}"
@@ -246,3 +246,26 @@ def test_the_workload_runs_as_the_caller_of_sudo(tmp_path: Path, system_python: 
     assert strangers == []
     assert folder.stat().st_uid == 65534
     assert json.loads((folder / "manifest.json").read_text())["workload_user"] == "nobody"
+
+
+def test_json_on_standard_output_whatever_the_end(tmp_path: Path) -> None:
+    good = scenario(tmp_path, chunks=50)
+    done = subprocess.run(
+        [*command(good, tmp_path / "runs"), "--json"], cwd=ROOT, capture_output=True, timeout=LIMIT_S, check=False
+    )
+    content = json.loads(done.stdout)
+    assert (content["ok"], content["exit_status"]) == (True, 0)
+    assert content["summary"]["scenario"] == "small"
+    assert Path(content["folder"]).is_dir()
+    good.write_text(good.read_text().replace("iterations: 8", "iterations: 100000"))
+    process = subprocess.Popen(
+        [*command(good, tmp_path / "more"), "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        _pid_of_rank(tmp_path / "more", 1)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    content = json.loads(output)
+    assert (content["ok"], content["exit_status"], content["error"]) == (False, 130, {"message": "interrupted"})
