@@ -6,7 +6,9 @@
 set -eu
 PYTHON=${1:-.venv/bin/python}
 FOLDER=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$FOLDER"' EXIT
+workers=
+trap 'kill $workers 2>/dev/null || true; rm -rf "$FOLDER"' EXIT
+trap 'exit 130' INT TERM
 
 # What all ranks must agree on. The token is a shared secret: anybody who knows it may join the run.
 # What is left out has the default of dblp/config.py (profile: recommended, MTU 1500, ...).
@@ -23,7 +25,6 @@ cat >"$FOLDER/config.json" <<JSON
 JSON
 
 export DBLP_CONFIG="$FOLDER/config.json" WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 OMP_NUM_THREADS=1
-workers=
 for rank in 1 2 3; do
     RANK=$rank "$PYTHON" -m dblp.train &
     workers="$workers $!"
