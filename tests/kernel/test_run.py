@@ -21,6 +21,7 @@ from netem.state import lab_ids, read
 from tests.kernel.run_helpers import DBLP, LIMIT_S, ROOT, clean, command, events, run, scenario, start, summary
 
 STATE_DIR = Path("/run/dblp-netem")
+pytestmark = pytest.mark.timeout(400)  # whole runs, on machines that may be busy
 CAPTURE = "capture: {at: [server], snap: 96 B, rounds: all, both: true}"
 KILLS = 20
 Since = Callable[[HostSnapshot, Collection[str]], list[str]]
