@@ -117,7 +117,10 @@ def test_change_in_place(measured: Measured, capsys: pytest.CaptureFixture[str])
         f"waiting packets lost",
     )
     assert measured["before"] == measured["after"]
-    assert measured["waiting"][:2] == [200, 200], "the packets were in the qdiscs while these changed"
+    # Band 0 also holds the kernel's own multicast.
+    waiting = measured["waiting"]
+    assert waiting[0] >= 200, "the packets were in the qdiscs while these changed"
+    assert waiting[1] == 200
     assert measured["received"] == measured["sent"]
     assert measured["later_received"] == measured["later_sent"]
     assert sum(c["dropped"] for c in measured["counters"]) == 0
