@@ -18,7 +18,7 @@ from netem.kernel.netns import call_in, open_netlink
 from netem.kernel.user import User
 from netem.kernel.veth import index_of
 from netem.lab import Lab
-from netem.links.base import Flow, Key, LinkError, LossRule, Shape
+from netem.links.base import Flow, Key, LinkError, LossRule, Shape, UnsupportedFeature
 from netem.links.bpf import BpfPort
 from netem.links.netem import NetemPort
 from netem.spec.topology import star
@@ -39,7 +39,7 @@ NO_NAMESPACE = (
 NO_NETEM = (
     "Use the backend `bpf` (chosen by itself), or a kernel that has it: Debian linux-image-amd64 (not the cloud "
     "image), Ubuntu linux-modules-extra-$(uname -r), RHEL and Fedora kernel-modules-extra; WSL2 and micro-VMs have "
-    "none. `dblp-netem vm` runs one in a virtual machine."
+    "none."
 )
 NO_BPF = "Use the backend `netem`, or a kernel with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS."
 NO_TBF = "A link without `rate` works. For a rate: a kernel with CONFIG_NET_SCH_TBF (RHEL: kernel-modules-extra)."
@@ -98,6 +98,8 @@ def doctor(state_dir: Path = DEFAULT_DIR) -> dict[str, Check]:
 def _try(attempt: Callable[[], str], remedy: str) -> Check:
     try:
         return Check(True, attempt())
+    except UnsupportedFeature as error:
+        return Check(False, error.detail or str(error), remedy)
     except (LabError, LinkError, OSError) as error:
         return Check(False, str(error), remedy)
 

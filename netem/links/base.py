@@ -29,7 +29,7 @@ class UnsupportedFeature(LinkError):
     exit_status = 4
 
     def __init__(self, feature: str, backends_that_have_it: Sequence[str], detail: str = "") -> None:
-        self.feature = feature
+        self.feature, self.detail = feature, detail
         self.backends_that_have_it = tuple(backends_that_have_it)
         have = ", ".join(self.backends_that_have_it) or "nothing here"
         why = f": {detail}" if detail else ""

@@ -46,7 +46,7 @@ Hook = Literal["egress", "ingress"]
 _PARENTS = {"egress": 0xFFFFFFF3, "ingress": 0xFFFFFFF2}  # TC_H_CLSACT with TC_H_MIN_EGRESS, TC_H_MIN_INGRESS
 _PRIORITY, _HANDLE, _DIRECT_ACTION, _ETH_P_ALL = 1, 1, 1, 0x0003
 _NAME = "dblp_loss"
-_NO_DELAY = "eBPF cannot hold packets back; use link backend netem on a kernel with sch_netem, or `dblp-netem vm`"
+_NO_DELAY = "eBPF cannot hold packets back; use link backend netem on a kernel with sch_netem"
 _QUEUE_BYTES = 1 << 20
 _QUEUE_PACKETS = 20_000
 _KINDS: tuple[Kind, Kind] = ("data", "other")
@@ -299,7 +299,7 @@ class BpfPort:
             self._loss.close()
             self._loss = None
         with contextlib.suppress(LinkError):
-            self._install_rate(Shape())
+            self._set_tree(())
         self._tree = ()
 
     @property
@@ -310,7 +310,7 @@ class BpfPort:
 
     def _check(self, shape: Shape) -> tuple[str | None, str, Hook]:
         if shape.delay_us or shape.jitter_us:
-            raise UnsupportedFeature("delay", ("netem", "vm"), _NO_DELAY)
+            raise UnsupportedFeature("delay", ("netem",), _NO_DELAY)
         if shape.loss_at == "before_rate":
             return (*self._port, "egress")
         if self._receiver is None:
@@ -321,7 +321,9 @@ class BpfPort:
         return (*self._receiver, "ingress")
 
     def _install_rate(self, shape: Shape) -> None:
-        wanted = rate_tree(shape, self._mtu) if self._queues else ()
+        self._set_tree(rate_tree(shape, self._mtu) if self._queues else ())
+
+    def _set_tree(self, wanted: qdisc.Tree) -> None:
         if not wanted and not self._tree:
             return
         netns, ifname = self._port

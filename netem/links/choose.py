@@ -12,6 +12,8 @@ Backend = Literal["netem", "bpf", "fake"]
 Requested = Literal["auto", "netem", "bpf", "fake"]
 LossEngine = Literal["auto", "netem", "bpf"]
 
+ELSEWHERE = "netem on a kernel with sch_netem"
+
 
 class Probe(Protocol):
     """What a try of the real thing gave; `detail` says why it failed."""
@@ -57,7 +59,7 @@ def _bpf(
         raise UnsupportedFeature("loss engine netem", ("netem",), "link backend bpf makes the loss itself")
     if requested == "auto" and not _works("bpf", probes):
         why = f"netem: {_detail('netem', probes)}; bpf: {_detail('bpf', probes)}"
-        raise UnsupportedFeature("a link backend", ("vm",), why)
+        raise UnsupportedFeature("a link backend", (ELSEWHERE,), why)
     _demand("bpf", probes, "link backend bpf", alternatives=("netem",))
     if requested == "bpf":
         return BackendChoice("bpf", "bpf", "bpf: asked for")
@@ -68,7 +70,7 @@ def _netem(
     requested: Requested, loss_engine: LossEngine, needs_delay: bool, probes: Mapping[str, Probe]
 ) -> BackendChoice:
     if needs_delay:
-        _demand("netem", probes, "delay", alternatives=("vm",), needed="a kernel with sch_netem")
+        _demand("netem", probes, "delay", alternatives=())
     _demand("netem", probes, "link backend netem", alternatives=("bpf",))
     why = "asked for" if requested == "netem" else "first choice, and it works here"
     if loss_engine == "bpf":
@@ -77,24 +79,18 @@ def _netem(
     return BackendChoice("netem", "netem", f"netem: {why}")
 
 
-def _demand(
-    backend: str, probes: Mapping[str, Probe], feature: str, alternatives: tuple[str, ...], needed: str = ""
-) -> None:
-    """UnsupportedFeature unless the backend works; of the alternatives only those that do are named, and `vm`."""
+def _demand(backend: str, probes: Mapping[str, Probe], feature: str, alternatives: tuple[str, ...]) -> None:
+    """UnsupportedFeature unless the backend works; of the alternatives only those that do are named."""
     if _works(backend, probes):
         return
-    have = [other for other in alternatives if other == "vm" or _works(other, probes)]
-    if "vm" not in have:
-        have.append("vm")
-    detail = _detail(backend, probes)
-    if needed:
-        have.insert(0, "netem")
-        detail = f"it needs {needed}; here: {detail}"
-    raise UnsupportedFeature(feature, have, detail)
+    have = [other for other in alternatives if _works(other, probes)]
+    if backend == "netem" or not have:
+        have.append(ELSEWHERE)
+    raise UnsupportedFeature(feature, have, _detail(backend, probes))
 
 
 def _with_delay(probes: Mapping[str, Probe]) -> tuple[str, ...]:
-    return ("netem",) if _works("netem", probes) else ("netem on a kernel with sch_netem", "vm")
+    return ("netem",) if _works("netem", probes) else (ELSEWHERE,)
 
 
 def _works(backend: str, probes: Mapping[str, Probe]) -> bool:

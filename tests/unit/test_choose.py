@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from netem.links.base import UnsupportedFeature
-from netem.links.choose import BackendChoice, choose
+from netem.links.choose import ELSEWHERE, BackendChoice, choose
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ def test_choice(requested, engine, delay, probes, name, loss) -> None:
 
 REFUSALS = [
     # requested, loss engine, delay, probes -> feature, backends that have it, words of the message
-    ("auto", "auto", True, BPF_ONLY, "delay", ("netem", "vm"), "no sch_netem"),
-    ("bpf", "auto", True, BPF_ONLY, "delay", ("netem on a kernel with sch_netem", "vm"), "cannot hold"),
+    ("auto", "auto", True, BPF_ONLY, "delay", (ELSEWHERE,), "no sch_netem"),
+    ("bpf", "auto", True, BPF_ONLY, "delay", (ELSEWHERE,), "cannot hold"),
     ("bpf", "auto", True, BOTH, "delay", ("netem",), "cannot hold"),
-    ("netem", "auto", False, BPF_ONLY, "link backend netem", ("bpf", "vm"), "no sch_netem"),
-    ("bpf", "auto", False, NETEM_ONLY, "link backend bpf", ("netem", "vm"), "no CAP_BPF"),
-    ("auto", "auto", False, NEITHER, "a link backend", ("vm",), "no CAP_BPF"),
-    ("auto", "auto", False, {}, "a link backend", ("vm",), "not tried"),
-    ("auto", "netem", False, BPF_ONLY, "loss engine netem", ("bpf", "vm"), "no sch_netem"),
+    ("netem", "auto", False, BPF_ONLY, "link backend netem", ("bpf", ELSEWHERE), "no sch_netem"),
+    ("bpf", "auto", False, NETEM_ONLY, "link backend bpf", ("netem",), "no CAP_BPF"),
+    ("auto", "auto", False, NEITHER, "a link backend", (ELSEWHERE,), "no CAP_BPF"),
+    ("auto", "auto", False, {}, "a link backend", (ELSEWHERE,), "not tried"),
+    ("auto", "netem", False, BPF_ONLY, "loss engine netem", ("bpf", ELSEWHERE), "no sch_netem"),
     ("bpf", "netem", False, BOTH, "loss engine netem", ("netem",), "itself"),
-    ("netem", "bpf", False, NETEM_ONLY, "loss engine bpf", ("netem", "vm"), "no CAP_BPF"),
+    ("netem", "bpf", False, NETEM_ONLY, "loss engine bpf", ("netem",), "no CAP_BPF"),
 ]
 
 
