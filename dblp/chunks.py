@@ -81,9 +81,10 @@ def send_order(kind: str, chunks: int, *, seed: int, round_: int, rank: int, dir
     order = np.arange(chunks, dtype=np.int64)
     if kind == "sequential" or chunks < 2:
         return order
-    random = np.random.default_rng([seed & 0xFFFFFFFFFFFFFFFF, round_, rank, direction])
+    # RandomState's streams are frozen; those of default_rng may change from one numpy to the next.
+    random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, round_, rank, direction])
     if kind == "rotate":
-        return np.roll(order, -int(random.integers(chunks)))
+        return np.roll(order, -int(random.randint(chunks)))
     if kind == "shuffle":
         random.shuffle(order)
         return order

@@ -88,6 +88,8 @@ class Config:
     seed: int = 0
     profile: Profile = RECOMMENDED
     mtu: int = 1500
+    offload: bool = True
+    """Let the kernel cut and merge datagrams (UDP_SEGMENT, UDP_GRO). False: every datagram is sent by itself."""
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     @property

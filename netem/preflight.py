@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netem.kernel import offload, qdisc
-from netem.kernel.errors import LabError, Unavailable
+from netem.kernel.errors import KernelError, LabError, Unavailable
 from netem.kernel.netns import call_in, open_netlink
 from netem.kernel.user import User
 from netem.kernel.veth import index_of
@@ -223,7 +224,12 @@ def _try_qdisc(lab: Lab, wanted: qdisc.Qdisc) -> str:
     netlink = open_netlink(host.netns)
     try:
         index = index_of(netlink, host.ifname)
-        qdisc.execute(netlink, index, qdisc.plan((), (wanted,)))
+        try:
+            qdisc.execute(netlink, index, qdisc.plan((), (wanted,)))
+        except KernelError as error:
+            if error.code == errno.ENOENT:
+                raise LabError(f"this kernel has no sch_{type(wanted).__name__.lower()}") from error
+            raise
         qdisc.verify(qdisc.dump(netlink, index), (wanted,))
         qdisc.execute(netlink, index, qdisc.plan((wanted,), ()))
     finally:

@@ -101,9 +101,12 @@ def _loss(
 
 
 def passes_comparable(run: TransportRun, data: RunData) -> list[tuple[RoundRow, oracle.Passes]]:
-    """Completed burst rounds of one loss ratio under stop and wait, without socket drops, and their oracle."""
+    """Completed burst rounds of one loss ratio under stop and wait, and their oracle; none where something else than
+    the loss has dropped packets.
+    """
     found: list[tuple[RoundRow, oracle.Passes]] = []
-    for row in run.rows if run.stop_and_wait else ():
+    others = (*run.device_drops.values(), *run.queue_drops.values(), *run.uplink_drops.values())
+    for row in run.rows if run.stop_and_wait and not any(others) else ():
         loss, burst = data.plan.requested(row.iteration, row.worker, row.direction)
         if not burst or loss is None or row.outcome != "ok" or row.passes is None or row.dropped_socket:
             continue
@@ -122,7 +125,7 @@ def _passes(run: TransportRun, rows: Sequence[tuple[RoundRow, oracle.Passes]], f
 
 
 def _exact(run: TransportRun, data: RunData) -> list[Check]:
-    checks = [*_clean_rounds(run, data), _totals(run), _unrequested(run), _completion(run)]
+    checks = [*_clean_rounds(run, data), _totals(run), _unrequested(run), _completion(run), _doubts(run)]
     if run.reliable_broadcast and run.epochs:
         checks.append(_replicas(run))
     if run.stop_and_wait and run.mask_seed is not None and run.order is not None:
@@ -161,20 +164,25 @@ def _clean_rounds(run: TransportRun, data: RunData) -> list[Check]:
 def _totals(run: TransportRun) -> Check:
     """Sent = seen at the link; seen - dropped = delivered + duplicate + late + dropped by the socket.
 
-    What is missing behind the link may be drops of the receiving devices, which are counted by direction only.
+    What is missing in front of the link may be drops of an uplink's queue, and behind it of the link's queue or of the
+    receiving devices; these are counted by direction only.
     """
     groups = [group for flow in _flows(run) for group in _groups(run, flow)]
     problems = [group for group in groups if group.sent != group.seen or group.missing]
-    missing = {d: sum(g.missing for g in problems if g.direction == d) for d in {g.direction for g in problems}}
-    explained = all(group.sent == group.seen and group.missing > 0 for group in problems) and all(
-        count <= run.device_drops.get(direction, 0) for direction, count in missing.items()
-    )
+    missing = 0
+    explained = all(group.sent >= group.seen and group.missing >= 0 for group in problems)
+    for direction in {group.direction for group in problems}:
+        here = [group for group in problems if group.direction == direction]
+        before, behind = sum(group.sent - group.seen for group in here), sum(group.missing for group in here)
+        explained &= before <= run.uplink_drops.get(direction, 0)
+        explained &= behind <= run.device_drops.get(direction, 0) + run.queue_drops.get(direction, 0)
+        missing += before + behind
     how = "by round" if run.by_round else "over the run"
     detail = (
         f"{len(groups)} sums close ({how})" if groups else "nothing to compare: packets are not counted at both ends"
     )
     if problems and explained:
-        detail += f", with {sum(missing.values())} packets dropped by devices"
+        detail += f", with {missing} packets dropped by queues and devices"
     elif problems:
         detail = f"{len(problems)} of {len(groups)} sums do not close; first: {problems[0].problem()}"
     return Check("totals", run.name, run.repeat, explained, detail)
@@ -263,6 +271,13 @@ def _groups(run: TransportRun, flow: tuple[int, str]) -> list[_Group]:
             for row in ok
         ]
     return [_Group(worker, direction, "the run", rows, counts, unread)] if len(ok) == len(rows) else []
+
+
+def _doubts(run: TransportRun) -> Check:
+    """Every packet was decided by itself and counted: no super-packets, fragments or full counter maps."""
+    found = [f"{count} {name}" for name, count in sorted(run.doubts.items()) if count]
+    detail = f"doubtful: {', '.join(found)}" if found else "every packet was decided by itself and counted"
+    return Check("links", run.name, run.repeat, not found, detail)
 
 
 def _completion(run: TransportRun) -> Check:

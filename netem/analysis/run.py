@@ -28,6 +28,9 @@ class TransportRun:
         mask_seed: seed of the repeatable mask; None where losses are not repeatable (`mask: none`).
         device_drops: direction -> packets that the receivers' devices dropped behind the loss (a veth's ring is full on
             a saturated machine); devices count all packets and know no rounds.
+        queue_drops: direction -> packets that a link's queue dropped behind the loss: what its rate and queue ask for.
+        uplink_drops: direction -> the same in front of the place where the loss is made.
+        doubts: what makes the links' decisions and counts doubtful (`netem.links.base.PortHealth`), summed over ports.
         order: the send order, where the exact course of a round is to be checked.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
     """
@@ -45,6 +48,9 @@ class TransportRun:
     mask_seed: int | None = None
     order: OrderFn | None = None
     device_drops: dict[str, int] = field(default_factory=dict)
+    queue_drops: dict[str, int] = field(default_factory=dict)
+    uplink_drops: dict[str, int] = field(default_factory=dict)
+    doubts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 

@@ -94,8 +94,9 @@ def up(
 
     spec = load_topology(topology, options.overrides(set_))
     from netem import preflight
+    from netem.experiment.prepare import shapes_uplinks
     from netem.experiment.wiring import Wiring
-    from netem.lab import Lab, PlanError
+    from netem.lab import Lab, PlanError, Settings
     from netem.links.choose import choose as choose_backend
 
     preflight.require()
@@ -108,7 +109,7 @@ def up(
     started = time.monotonic()
     choice = choose_backend("auto", "auto", spec.needs_delay, preflight.probe(state_dir)) if _shaped(spec) else None
     try:
-        built = Lab.build(spec, name=wanted, state_dir=state_dir)
+        built = Lab.build(spec, name=wanted, state_dir=state_dir, settings=Settings(gso=not shapes_uplinks(spec)))
     except PlanError as error:
         raise CommandError(f"{topology}: {error}", USAGE) from error
     try:

@@ -112,6 +112,7 @@ class Conductor:
     def _attend(self, hub: Hub) -> None:
         """Serves the hub until every process has ended. One that fails ends the job."""
         running = dict(self.children)
+        first: int | None = None
         give_up_at: float | None = None
         while running:
             hub.step(POLL_S)
@@ -121,23 +122,24 @@ class Conductor:
                 if status is None:
                     continue
                 del running[rank]
-                if status != 0 and give_up_at is None:
+                if status != 0 and first is None:
+                    first = rank
                     give_up_at = time.monotonic() + GRACE_S  # the others are told by the transport, and say why
             if give_up_at is not None and time.monotonic() > give_up_at:
                 break
         hub.step(0.0)
-        failed = {rank: child.poll() for rank, child in self.children.items() if child.poll() != 0}
-        if failed:
-            raise RunFailed(self._failure(failed))
+        if first is not None:
+            raise RunFailed(self._failure(first))
 
-    def _failure(self, failed: dict[int, int | None]) -> str:
-        if self.recorder.failures:
-            return f"{self.job.name}: {self.recorder.failures[0]}"
-        rank, status = next(iter(failed.items()))
+    def _failure(self, rank: int) -> str:
+        """Why the rank that ended first did: its own words, else its end and its log. The others only lost it."""
         host = self.hosts[rank].name
+        if rank in self.recorder.failures:
+            return f"{self.job.name}: {host}: {self.recorder.failures[rank]}"
+        status = self.children[rank].returncode or 0
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         log = self.folder.path / "logs" / f"{self.job.label}-{host}.log"
         tail = " | ".join(log.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:])
-        how = "did not end" if status is None else f"ended with status {status}"
         return f"{self.job.name}: {host} {how}: {tail or 'no output'} ({log})"
 
     # Gates

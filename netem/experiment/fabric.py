@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -58,6 +58,12 @@ def _hits(burst: Burst, direction: str, worker: str) -> bool:
     return burst.direction in (direction, "both") and (burst.workers == "all" or worker in burst.workers)
 
 
+FlowRound = tuple[str, int, int | None]
+"""(direction, worker's rank, round)"""
+Count = tuple[int, int, int]
+"""(seen, dropped, bytes)"""
+
+
 @dataclass
 class Fabric:
     """The ports of one lab, for one job after another. Use as a context: `close` releases what it holds."""
@@ -67,6 +73,11 @@ class Fabric:
     choice: BackendChoice
     seed: int = 0
     _dropped_before: dict[str, int] = field(default_factory=dict)
+    _queues_before: dict[str, int] = field(default_factory=dict)
+    _uplinks_before: dict[str, int] = field(default_factory=dict)
+    _round: int | None = None
+    _last: dict[FlowRound, Count] = field(default_factory=dict)
+    _tally: dict[FlowRound, Count] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         topology = self.spec.topology
@@ -83,7 +94,10 @@ class Fabric:
             flow = job.flow("down" if rank else "up")
             self.ports[name].install(self.wiring.down(name), flow, job.key, self._sources(rank))
             self.ports[name].set_label(0)
+        self.wiring.install_uplink_losses(job.flow("up"), job.key)
         self._dropped_before = self._device_drops()
+        self._queues_before, self._uplinks_before = self._queue_drops(), self._uplink_drops()
+        self._round, self._last, self._tally = None, {}, {}
 
     def _sources(self, rank: int) -> list[str]:
         """Who sends data through the port that faces a host."""
@@ -99,20 +113,53 @@ class Fabric:
             self.ports[name].set_loss(rules)
 
     def label(self, round_: int) -> None:
-        """Count packets that do not say their round under this one, from now on."""
+        """From now on it is this round. Packets that do not say their round are counted under it."""
+        self._attribute()
+        self._round = round_
         for port in self.ports.values():
             port.set_label(round_)
+        for loss in self.wiring.uplink_losses.values():
+            loss.set_label(round_)
 
-    def counts(self, job: Job, labelled: Sequence[int]) -> list[LinkCount]:
-        """Data packets of the job since `install`. Of a transport without a key only `labelled` rounds are certain."""
-        found: list[LinkCount] = []
+    def counts(self, job: Job, certain: Collection[int]) -> list[LinkCount]:
+        """Data packets of the job since `install`, uplink and port together.
+
+        Of a transport without a key only `certain` rounds are known: those that begin and end with a gate.
+        """
+        self._attribute()
+        found = []
+        for (direction, worker, index), (seen, dropped, size) in sorted(self._tally.items(), key=str):
+            known = index is not None and (job.key is not None or index in certain)
+            found.append(LinkCount(direction, worker, index if known else None, seen, dropped, size))
+        return found
+
+    def _attribute(self) -> None:
+        """Takes what was counted since the last time. A count without a round belongs to the one that ends here."""
+        now = self._read()
+        for (direction, worker, index), values in now.items():
+            before = self._last.get((direction, worker, index), (0, 0, 0))
+            grown = tuple(new - old for new, old in zip(values, before, strict=True))
+            if any(grown):
+                key = (direction, worker, self._round if index is None else index)
+                total = self._tally.get(key, (0, 0, 0))
+                self._tally[key] = (total[0] + grown[0], total[1] + grown[1], total[2] + grown[2])
+        self._last = now
+
+    def _read(self) -> dict[FlowRound, Count]:
+        """Seen, dropped and bytes of each flow and round, from the ports and the uplinks in front of them."""
+        found: dict[FlowRound, Count] = {}
         for name, rank in self.spec.topology.ranks.items():
             for counter in self.ports[name].counters():
-                if counter.kind != "data":
-                    continue
-                direction, worker = ("down", rank) if rank else ("up", self._rank_of(counter))
-                round_ = counter.index if job.key is not None or counter.index in labelled else None
-                found.append(LinkCount(direction, worker, round_, counter.seen, counter.dropped, counter.bytes_seen))
+                if counter.kind == "data":
+                    worker = rank or self._rank_of(counter)
+                    key = ("down" if rank else "up", worker, counter.index)
+                    found[key] = (counter.seen, counter.dropped, counter.bytes_seen)
+        for name, loss in self.wiring.uplink_losses.items():
+            for counter in loss.counters():
+                if counter.kind == "data":
+                    key = ("up", self.spec.topology.ranks[name], counter.index)
+                    _, dropped, _ = found.get(key, (0, 0, 0))
+                    found[key] = (counter.seen, counter.dropped + dropped, counter.bytes_seen)
         return found
 
     def _rank_of(self, counter: Counter) -> int:
@@ -120,6 +167,39 @@ class Fabric:
             if self.address[rank] == counter.source:
                 return rank
         raise LinkError(f"a counter of {counter.source}, which no worker has")
+
+    def queue_drops(self) -> dict[str, int]:
+        """Packets behind the loss that a link's queue had no room for, since `install`, by direction."""
+        return {way: 0 if self._queues_first else count for way, count in self._since_install("queue").items()}
+
+    def _queue_drops(self) -> dict[str, int]:
+        drops = {"up": 0, "down": 0}
+        for name, rank in self.spec.topology.ranks.items():
+            drops["down" if rank else "up"] += self.ports[name].health().queue_dropped
+        return drops
+
+    def uplink_drops(self) -> dict[str, int]:
+        """Packets in front of the loss that a queue had no room for, since `install`, by direction."""
+        drops = self._since_install("uplink")
+        if self._queues_first:
+            drops = {way: count + self._since_install("queue")[way] for way, count in drops.items()}
+        return drops
+
+    @property
+    def _queues_first(self) -> bool:
+        """The loss sits behind the port's queue."""
+        return self.spec.link.loss_at == "after_rate"
+
+    def _since_install(self, what: str) -> dict[str, int]:
+        now = self._queue_drops() if what == "queue" else self._uplink_drops()
+        before = self._queues_before if what == "queue" else self._uplinks_before
+        return {way: count - before[way] for way, count in now.items()}
+
+    def _uplink_drops(self) -> dict[str, int]:
+        drops = {"up": 0, "down": 0}
+        for name, port in self.wiring.uplinks.items():
+            drops["up" if self.spec.topology.ranks[name] else "down"] += port.health().queue_dropped
+        return drops
 
     def device_drops(self) -> dict[str, int]:
         """Packets behind the loss that a receiver's device had no room for, since `install`, by direction."""

@@ -27,7 +27,8 @@ class Recorder:
     watch: Callable[[Event], None] = lambda event: None
     events: list[Event] = field(default_factory=list)
     gate_s: float = 0.0
-    failures: list[str] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    """Last words of ranks that failed, by rank, in the order in which they came."""
 
     def __call__(self, event: Event) -> None:
         stamped = {
@@ -39,7 +40,7 @@ class Recorder:
         self.events.append(stamped)
         self.file.write(json.dumps(stamped, separators=(",", ":")) + "\n")
         if event["event"] == "error":
-            self.failures.append(str(event.get("message")))
+            self.failures.setdefault(int(event["rank"]), str(event.get("message")))
         self.watch(stamped)
 
     def placed(self) -> list[Event]:

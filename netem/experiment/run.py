@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import sys
@@ -22,12 +23,12 @@ from netem.experiment.conductor import Conductor, Memory, RunFailed
 from netem.experiment.fabric import Fabric, base_loss
 from netem.experiment.folder import RunFolder, machine
 from netem.experiment.hub import HubError
-from netem.experiment.prepare import Job, check, make_jobs
+from netem.experiment.prepare import Job, check, make_jobs, shapes_uplinks
 from netem.experiment.progress import Display
 from netem.experiment.record import Recorder
 from netem.kernel.errors import LabError
 from netem.kernel.user import User
-from netem.lab import Lab
+from netem.lab import Lab, Settings
 from netem.links.base import LinkError, UnsupportedFeature
 from netem.links.choose import BackendChoice, choose
 from netem.preflight import probe, require
@@ -117,9 +118,11 @@ def _run_jobs(
     spec = loaded.spec
     jobs = make_jobs(loaded, spec.seed, secrets.token_hex(16))
     began = time.monotonic()
+    # Behind the rate the loss sits at the receiver, where GRO would merge packets that are to be lost one by one.
+    settings = Settings(gro=spec.link.loss_at != "after_rate", gso=not shapes_uplinks(spec.topology))
     with (
         folder.append("events.jsonl") as events,
-        Lab.build(spec.topology, name=spec.name, state_dir=options.state_dir) as lab,
+        Lab.build(spec.topology, name=spec.name, state_dir=options.state_dir, settings=settings) as lab,
         Fabric(lab, spec, choice) as fabric,
         Display(console, iterations_total(spec)) as display,
     ):
@@ -130,18 +133,44 @@ def _run_jobs(
             conductor = Conductor(lab, fabric, spec, job, folder, recorder, results.memory)
             try:
                 conductor.run()
-            finally:
-                results.captures += conductor.finish()
-                _collect(spec, job, fabric, recorder, choice, results)
+            except BaseException:
+                with contextlib.suppress(Exception):  # what there is of it; the first error is the one to tell
+                    _collect(spec, job, fabric, recorder, choice, results)
+                raise
+            results.captures += conductor.finish()
+            _collect(spec, job, fabric, recorder, choice, results)
+            folder.write_json(f"stats/{job.label}.json", _link_statistics(fabric, results, job))
 
 
 def _collect(spec: Any, job: Job, fabric: Fabric, recorder: Recorder, choice: BackendChoice, results: _Results) -> None:
     plan = LossPlan.of(spec, base_loss(spec.topology))
     counts = fabric.counts(job, [burst.iteration for burst in spec.bursts])
     exact = choice.loss_engine == "bpf"
-    run = recorder.result(counts, plan, by_round=exact, repeatable=exact)
-    results.runs.append(replace(run, device_drops=fabric.device_drops()))
-    results.health[job.label] = {name: asdict(health) for name, health in fabric.health().items()}
+    run = recorder.result(counts, plan, by_round=exact, repeatable=exact and not plan.base_loss)
+    health = {name: asdict(each) for name, each in fabric.health().items()}
+    doubts = {
+        key: sum(each[key] for each in health.values()) for key in ("fragments", "short", "overflow_seen", "gso_seen")
+    }
+    run = replace(
+        run,
+        device_drops=fabric.device_drops(),
+        queue_drops=fabric.queue_drops(),
+        uplink_drops=fabric.uplink_drops(),
+        doubts=doubts,
+    )
+    results.runs.append(run)
+    results.health[job.label] = health
+
+
+def _link_statistics(fabric: Fabric, results: _Results, job: Job) -> dict[str, Any]:
+    """What the links counted of one job, flow by flow, and what makes their counts doubtful."""
+    run = results.runs[-1]
+    return {
+        "flows": [asdict(count) for count in run.counts],
+        "ports": results.health[job.label],
+        "device_drops": run.device_drops,
+        "queue_drops": run.queue_drops,
+    }
 
 
 def _summarise(loaded: Loaded, choice: BackendChoice, results: _Results, folder: RunFolder) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from netem.lab import Lab
-from netem.links.base import Port, Shape
+from netem.links.base import Flow, Key, Port, Shape
 from netem.links.bpf import BpfPort, LossFilter
 from netem.links.choose import BackendChoice
 from netem.links.netem import NetemPort
@@ -34,7 +34,10 @@ class Wiring:
     choice: BackendChoice
     loss_at: str = "before_rate"
     ports: dict[str, Port] = field(default_factory=dict)
-    _uplinks: list[Port | LossFilter] = field(default_factory=list)
+    uplinks: dict[str, Port] = field(default_factory=dict)
+    """Delay and rate from a host to the switch, at the host."""
+    uplink_losses: dict[str, LossFilter] = field(default_factory=dict)
+    """Loss from a worker to the switch, where its packets enter the switch: a sender's TCP would notice it at home."""
 
     def __post_init__(self) -> None:
         for name in self.topology.ranks:
@@ -43,14 +46,24 @@ class Wiring:
             self._install_uplink(name)
 
     def down(self, name: str) -> Shape:
-        """From the switch to a host."""
-        return shape_of(self.topology.link_of(name).down, self.loss_at)
+        """From the switch to a host. What the server's uplink loses is lost here, so that each worker's is counted."""
+        shape = shape_of(self.topology.link_of(name).down, self.loss_at)
+        if name == self.topology.server:
+            return shape
+        kept = (1.0 - shape.loss_ratio) * (1.0 - self.topology.link_of(self.topology.server).up.loss)
+        return replace(shape, loss_ratio=1.0 - kept)
 
     def install_steady(self) -> None:
         """No experiment, only what the topology says: for a lab that stands by itself."""
         addresses = [host.address for host in self.lab.hosts.values()]
         for name, port in self.ports.items():
             port.install(self.down(name), None, None, addresses)
+        self.install_uplink_losses(None, None)
+
+    def install_uplink_losses(self, flow: Flow | None, key: Key | None) -> None:
+        """Steady loss of the workers' uplinks, counted as `flow` and `key` say; counters start at zero."""
+        for name, loss in self.uplink_losses.items():
+            loss.install(flow, key, [self.lab.hosts[name].address], self.topology.link_of(name).up.loss)
 
     def _port(self, label: str, netns: str, ifname: str, receiver: tuple[str, str] | None = None) -> Port:
         mtu = self.topology.mtu
@@ -62,18 +75,18 @@ class Wiring:
         return NetemPort(label, netns, ifname, classifier=loss)
 
     def _install_uplink(self, name: str) -> None:
-        """From a host to the switch: delay and rate at the host, loss where the packet enters the switch."""
+        """From a host to the switch."""
         host, place = self.lab.hosts[name], self.lab.port_of(name)
         shape = shape_of(self.topology.link_of(name).up)
         if shape.delay_us or shape.jitter_us or shape.rate_bps:
             port = self._port(f"uplink of {name}", host.netns, host.ifname)
             port.install(replace(shape, loss_ratio=0.0), None, None, ())
-            self._uplinks.append(port)
-        if shape.loss_ratio:
-            loss = LossFilter(place.netns, place.ifname, "ingress")
-            loss.install(None, None, [host.address], shape.loss_ratio)
-            self._uplinks.append(loss)
+            self.uplinks[name] = port
+        if shape.loss_ratio and name != self.topology.server:
+            self.uplink_losses[name] = LossFilter(place.netns, place.ifname, "ingress")
 
     def close(self) -> None:
-        for port in (*self.ports.values(), *self._uplinks):
+        for port in (*self.ports.values(), *self.uplinks.values()):
             port.close()
+        for loss in self.uplink_losses.values():
+            loss.close()

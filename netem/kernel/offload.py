@@ -20,8 +20,9 @@ TSO = (
 UDP_SEGMENTATION = "tx-udp-segmentation"
 CHECKSUM = "tx-checksum-ip-generic"
 GRO = "rx-gro"
+GSO = "tx-generic-segmentation"
 
-REPORTED = (*TSO, UDP_SEGMENTATION, CHECKSUM, GRO, "tx-generic-segmentation")
+REPORTED = (*TSO, UDP_SEGMENTATION, CHECKSUM, GRO, GSO)
 
 
 def read_here(ifname: str) -> dict[str, bool]:

@@ -47,11 +47,14 @@ class Settings:
 
     checksum_offload: False makes hosts compute checksums before the packets leave, for captures without "bad
         checksum"; on kernels before 6.11 a socket can then not use UDP_SEGMENT (EIO).
+    gso: False makes TCP hand over single packets. Needed where a host's own qdisc has a rate or a delay: what a sender
+        leaves to be cut would pass it, and be dropped, as one. Senders of UDP must not use UDP_SEGMENT there.
     """
 
     congestion_control: str = DEFAULT_CONGESTION_CONTROL
     checksum_offload: bool = True
     gro: bool = True
+    gso: bool = True
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ def build_host(plan: Plan, host: Host, settings: Settings) -> None:
         offload.UDP_SEGMENTATION: False,
         offload.CHECKSUM: settings.checksum_offload,
         offload.GRO: settings.gro,
+        offload.GSO: settings.gso,
     }
 
     def configure() -> None:
