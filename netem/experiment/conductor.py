@@ -147,6 +147,7 @@ class Conductor:
     def _open_gate(self, hub: Hub, round_: int) -> None:
         """All workers have ended the round before: put this round's impairment in place."""
         began = time.monotonic()
+        hub.cancel_timers()  # a burst shorter than its round may have outlived it
         self.fabric.label(round_)
         step = self.steps.get(round_)
         if step is not None:
@@ -172,9 +173,9 @@ class Conductor:
         for length_s in sorted({burst.for_s for burst in step.bursts if burst.for_s is not None}):
             left = tuple(burst for burst in step.bursts if burst.for_s is None or burst.for_s > length_s)
             rest = Step(step.round, "apply" if left else "clear", left, step.seed)
-            hub.after(length_s, self._when_still(rest))
+            hub.after(length_s, self._applying(rest))
 
-    def _when_still(self, step: Step) -> Callable[[], None]:
+    def _applying(self, step: Step) -> Callable[[], None]:
         def act() -> None:
             self._apply(step, time.monotonic())
 
@@ -193,7 +194,7 @@ class Conductor:
         packets = self._filter()
         places = [(host, "egress") for host in wanted.at]
         if wanted.both:
-            places += [(host, "ingress") for host in self.lab.hosts if host not in wanted.at]
+            places += [(host, "ingress") for host in self.lab.hosts]
         for host, direction in places:
             name = f"captures/{self.job.label}-{host}-{direction}.pcapng"
             capture = self.lab.capture(

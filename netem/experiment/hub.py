@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 LINE_LIMIT = 1 << 20
+SOCKET_BYTES_LIMIT = 64 << 20
 SOCKET_NAME = "events.sock"
 
 clock = time.monotonic
@@ -89,6 +90,10 @@ class Hub:
         """Calls `action` from `step` when the time has come."""
         self._timers.append((clock() + delay_s, action))
 
+    def cancel_timers(self) -> None:
+        """Forget what `after` was asked for."""
+        self._timers.clear()
+
     def step(self, timeout_s: float) -> None:
         """Handles what is there, waiting at most `timeout_s`. Raises HubError, and what `open_gate` raises."""
         if self._timers:
@@ -136,21 +141,27 @@ class Hub:
     def _handle(self, peer: _Peer, line: bytes) -> None:
         try:
             event = json.loads(line)
-            kind = event["event"]
+            self._act(peer, event)
+            self._sink(event)
         except (ValueError, KeyError, TypeError) as error:
             raise HubError(f"rank {peer.rank} sent what is not an event: {bytes(line[:80])!r}") from error
-        if kind == "hello":
-            peer.rank = int(event["rank"])
-            self._reply(peer, {"reply": "hello", "gates": list(self.gates)})
-        elif kind == "socket":
-            self._hand_in(peer, event)
-        elif kind == "gate":
-            self._gate(peer, int(event["round"]))
-        self._sink(event)
+
+    def _act(self, peer: _Peer, event: Event) -> None:
+        """What an event asks for. Raises KeyError, TypeError or ValueError for one that is not as agreed."""
+        match event["event"]:
+            case "hello":
+                peer.rank = int(event["rank"])
+                self._reply(peer, {"reply": "hello", "gates": list(self.gates)})
+            case "socket":
+                self._hand_in(peer, str(event["kind"]), int(event["rcvbuf"]), int(event["sndbuf"]))
+            case "gate":
+                self._gate(peer, int(event["round"]))
 
     def _gate(self, peer: _Peer, round_: int) -> None:
         """Opens when every worker has asked: nobody is still in the round before."""
         asking = self._waiting.setdefault(round_, [])
+        if peer in asking:
+            raise HubError(f"rank {peer.rank} asked twice before round {round_}")
         asking.append(peer)
         if len(asking) < self.workers:
             return
@@ -158,13 +169,18 @@ class Hub:
         for one in self._waiting.pop(round_):
             self._reply(one, {"reply": "go", "round": round_})
 
-    def _hand_in(self, peer: _Peer, event: Event) -> None:
+    def _hand_in(self, peer: _Peer, kind: str, rcvbuf: int, sndbuf: int) -> None:
+        """A socket with larger buffers than a user may ask for, within limits."""
         if peer.rank is None:
             raise HubError("a socket was asked for before the hello")
-        made = self._make_socket(peer.rank, str(event["kind"]), int(event["rcvbuf"]), int(event["sndbuf"]))
-        with made:
+        if max(rcvbuf, sndbuf) > SOCKET_BYTES_LIMIT:
+            raise HubError(f"rank {peer.rank} asked for a socket of more than {SOCKET_BYTES_LIMIT} bytes")
+        with self._make_socket(peer.rank, kind, rcvbuf, sndbuf) as made:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [made.fileno()]))
-            peer.sock.sendmsg([json.dumps({"reply": "socket"}).encode() + b"\n"], [rights])
+            try:
+                peer.sock.sendmsg([json.dumps({"reply": "socket"}).encode() + b"\n"], [rights])
+            except OSError:
+                self._forget(peer)
 
     def _reply(self, peer: _Peer, reply: Event) -> None:
         try:
