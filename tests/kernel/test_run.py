@@ -27,7 +27,8 @@ KILLS = 20
 Since = Callable[[HostSnapshot, Collection[str]], list[str]]
 
 
-def compare(first: Path, second: Path) -> dict[str, object]:
+def fates(first: Path, second: Path, status: int) -> dict[str, tuple[int, int]]:
+    """What `compare` says of transmissions: (compared, different) by what was compared."""
     done = subprocess.run(
         [sys.executable, "-m", "netem.cli", "compare", str(first), str(second), "--json"],
         text=True,
@@ -35,23 +36,25 @@ def compare(first: Path, second: Path) -> dict[str, object]:
         timeout=LIMIT_S,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report: dict[str, object] = json.loads(done.stdout)
-    return report
+    assert done.returncode == status, done.stdout + done.stderr
+    entries = json.loads(done.stdout)["comparisons"]
+    return {e["what"]: (e["compared"], e["different"]) for e in entries if e["what"].startswith("fates")}
 
 
 def test_the_same_seed_gives_every_transmission_the_same_fate(tmp_path: Path) -> None:
     path = scenario(tmp_path, extra=CAPTURE, bursts="  - {iteration: 3, loss: 90%}\n  - {iteration: 5, loss: 60%}")
     first, second = run(path, tmp_path / "runs"), run(path, tmp_path / "runs")
-    compare(first, second)
-    other = run(path, tmp_path / "runs", "--seed", "12")
-    done = subprocess.run(
-        [sys.executable, "-m", "netem.cli", "compare", str(first), str(other)],
-        capture_output=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 1, "another seed must give other fates"
+    same = fates(first, second, status=0)
+    assert {what.removeprefix("fates, ") for what in same} == {
+        "dblp",
+        "mlt",
+        "dblp and mlt in A",
+        "dblp and mlt in B",
+    }
+    assert all(compared > 1000 and different == 0 for compared, different in same.values()), same
+    other = fates(first, run(path, tmp_path / "runs", "--seed", "12"), status=1)
+    assert other["fates, dblp"][1] > 100
+    assert other["fates, mlt"][1] > 100
 
 
 def test_under_stop_and_wait_the_delivered_sets_are_equal_and_the_mask_predicts_them(tmp_path: Path) -> None:
