@@ -129,6 +129,7 @@ class Conductor:
                 break
         hub.step(0.0)
         if first is not None:
+            self.recorder.lost(first)
             raise RunFailed(self._failure(first))
 
     def _failure(self, rank: int) -> str:

@@ -24,6 +24,7 @@ class Recorder:
     job: Job
     file: TextIO
     began: float
+    per_epoch: int
     watch: Callable[[Event], None] = lambda event: None
     events: list[Event] = field(default_factory=list)
     gate_s: float = 0.0
@@ -44,16 +45,30 @@ class Recorder:
         self.watch(stamped)
 
     def placed(self) -> list[Event]:
-        """Events with iteration, bucket and epoch: workers report these, the server does not know them."""
+        """Events with iteration, bucket and epoch: workers report these, the server does not know them.
+
+        A round that no worker has reported was not finished; with one bucket its number is the iteration.
+        """
         places: dict[int, dict[str, Any]] = {}
         for event in self.events:
             if event["event"] == "sent" and "iteration" in event:
                 places[event["round"]] = {key: event[key] for key in PLACE}
         return [
-            {**places[event["round"]], **event} if event.get("round") in places and "iteration" not in event else event
+            {**places.get(event["round"], self._place(event["round"])), **event}
+            if event["event"] in ("sent", "received")
+            else event
             for event in self.events
-            if event["event"] not in ("sent", "received") or event["round"] in places
         ]
+
+    def _place(self, round_: int) -> dict[str, Any]:
+        return {"iteration": round_, "bucket": 0, "epoch": round_ // self.per_epoch}
+
+    def lost(self, rank: int) -> None:
+        """A worker has died: its part of the round that was not finished gets a row, too."""
+        rounds = [e["round"] for e in self.events if e["event"] in ("sent", "received") and e["worker"] == rank]
+        if rank:
+            round_ = max(rounds, default=-1) + 1
+            self({"event": "received", "round": round_, "worker": rank, "direction": "up", "outcome": "lost_worker"})
 
     def total_s(self) -> float | None:
         """From the first send to the last report, without the time that gates took."""

@@ -32,7 +32,7 @@ from netem.lab import Lab, Settings
 from netem.links.base import LinkError, UnsupportedFeature
 from netem.links.choose import BackendChoice, choose
 from netem.preflight import probe, require
-from netem.spec import Loaded, iterations_total, timeline
+from netem.spec import Loaded, iterations_per_epoch, iterations_total, timeline
 from netem.state import DEFAULT_DIR, StateError
 
 OK, FAILED, USAGE, EXPECTATION, PREFLIGHT, UNFAITHFUL, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -129,7 +129,7 @@ def _run_jobs(
         results.settings = dict(lab.settings())
         for number, job in enumerate(jobs, 1):
             display.begin(job, number, len(jobs))
-            recorder = Recorder(job, events, began, display.event)
+            recorder = Recorder(job, events, began, iterations_per_epoch(spec), display.event)
             conductor = Conductor(lab, fabric, spec, job, folder, recorder, results.memory)
             try:
                 conductor.run()
