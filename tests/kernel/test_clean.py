@@ -92,13 +92,17 @@ def test_killed_at_any_call_one_clean_restores_the_host(
     assert victim(0) == 0
     total = int((tmp_path / "calls").read_text())
     assert total > 300
+    killed = 0
     for moment in random.Random(SEED).sample(range(1, total + 1), 20):
-        assert victim(moment) == -signal.SIGKILL
+        status = victim(moment)  # waiting for the kernel takes now more calls, now fewer: it may end first
+        assert status in (-signal.SIGKILL, 0)
+        killed += status != 0
         made.update(lab_ids(state_dir) if state_dir.exists() else [])
         report = clean(state_dir)
         assert report.ok, f"call {moment} of {total}: {report}"
         assert not state_dir.exists() or os.listdir(state_dir) == [], f"call {moment} of {total}"
     assert since(before, made) == []
+    assert killed >= 15
 
 
 @pytest.fixture
