@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,13 +100,19 @@ def columns(row: type[RoundRow] | type[EpochRow]) -> list[str]:
     return [field.name for field in dataclasses.fields(row)]
 
 
+def csv_text(kind: type[Row], rows: Iterable[Row]) -> str:
+    """All rows with a header; None becomes an empty cell, floats keep all their digits."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns(kind))
+    for row in rows:
+        writer.writerow("" if value is None else value for value in dataclasses.astuple(row))
+    return text.getvalue()
+
+
 def write_csv(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
-    """Writes all rows with a header; None becomes an empty cell, floats keep all their digits."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns(kind))
-        for row in rows:
-            writer.writerow("" if value is None else value for value in dataclasses.astuple(row))
+    """A file of csv_text. Raises OSError."""
+    path.write_text(csv_text(kind, rows), encoding="utf-8", newline="")
 
 
 def read_csv(path: Path, kind: type[Row]) -> list[Row]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import psutil
 
@@ -31,7 +31,7 @@ from netem.spec import Scenario, Step, gates, timeline
 POLL_S = 0.25
 GRACE_S = 10.0
 MEMORY_EVERY_S = 0.5
-LOG_TAIL_LINES = 5
+LOG_TAIL_LINES, LOG_TAIL_BYTES = 5, 1 << 14
 
 
 class RunFailed(Exception):
@@ -70,6 +70,7 @@ class Conductor:
         self.gates = gates(spec)
         self.captures: list[tuple[str, Capture]] = []
         self.children: dict[int, Child] = {}
+        self.logs: dict[int, BinaryIO] = {}
         self.hosts = {host.rank: host for host in lab.hosts.values()}
 
     def run(self) -> None:
@@ -77,8 +78,8 @@ class Conductor:
         self.fabric.install(self.job)
         user = self.folder.user
         hub = Hub(
-            self.folder.path,
-            uid=None if user.is_current else user.uid,
+            self.folder.descriptor,
+            uid=user.uid,
             workers=len(self.hosts) - 1,
             gates=self.gates,
             open_gate=lambda round_: self._open_gate(hub, round_),
@@ -94,12 +95,14 @@ class Conductor:
                 child.signal(signal.SIGTERM)
             for child in self.children.values():
                 child.terminate()
+            for log in self.logs.values():
+                log.close()
             hub.close()
 
     def _start(self, user: User) -> None:
         config = self.folder.write(f"config/{self.job.label}.json", self.job.config.to_json(), mode=0o600)
         for rank, host in sorted(self.hosts.items()):
-            log = self.folder.path / "logs" / f"{self.job.label}-{host.name}.log"
+            log = self.logs[rank] = self.folder.open_new(f"logs/{self.job.label}-{host.name}.log")
             self.children[rank] = self.lab.spawn(
                 host.name,
                 [sys.executable, "-m", "dblp.train"],
@@ -140,7 +143,7 @@ class Conductor:
         status = self.children[rank].returncode or 0
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         log = self.folder.path / "logs" / f"{self.job.label}-{host}.log"
-        tail = " | ".join(log.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:])
+        tail = " | ".join(_end_of(self.logs[rank]).strip().splitlines()[-LOG_TAIL_LINES:])
         return f"{self.job.name}: {host} {how}: {tail or 'no output'} ({log})"
 
     # Gates
@@ -198,14 +201,16 @@ class Conductor:
             places += [(host, "ingress") for host in self.lab.hosts]
         for host, direction in places:
             name = f"captures/{self.job.label}-{host}-{direction}.pcapng"
-            capture = self.lab.capture(
-                ("port", host),
-                self.folder.path / name,
-                snap_bytes=wanted.snap_bytes,
-                packets=packets,
-                direction="egress" if direction == "egress" else "ingress",
-                user=self.folder.user,
-            )
+            with self.folder.open_new(name) as file:
+                capture = self.lab.capture(
+                    ("port", host),
+                    self.folder.path / name,
+                    snap_bytes=wanted.snap_bytes,
+                    packets=packets,
+                    direction="egress" if direction == "egress" else "ingress",
+                    user=self.folder.user,
+                    file=file,
+                )
             self.captures.append((name, capture))
 
     def _filter(self) -> PacketFilter | None:
@@ -225,6 +230,12 @@ class Conductor:
             stats = capture.stop()
             found.append(CaptureCount(name, self.job.name, stats.received, stats.missed_by_kernel, stats.tool))
         return found
+
+
+def _end_of(log: BinaryIO) -> str:
+    """The end of a log by the file that was opened for it, whatever has its name by now."""
+    size = os.fstat(log.fileno()).st_size
+    return os.pread(log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES)).decode(errors="replace")
 
 
 def workload_environment(rank: int, world_size: int, master: str, config: Path) -> dict[str, str]:

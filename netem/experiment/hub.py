@@ -6,19 +6,21 @@ One thread, one selector: the same loop watches the processes, so that a dead ra
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 LINE_LIMIT = 1 << 20
 SOCKET_BYTES_LIMIT = 64 << 20
 SOCKET_NAME = "events.sock"
+CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 
 clock = time.monotonic
 
@@ -40,7 +42,8 @@ class Hub:
     """Serves one job.
 
     Args:
-        folder: where the socket is made; the workload's working directory, so that its path is short.
+        folder: descriptor of where the socket is made; the workload's working directory, so that its path is short.
+        uid: the user whose processes may connect.
         workers: ranks that ask at gates.
         gates: rounds before which they ask.
         open_gate: puts the impairment of a round in place; the gate opens when it returns.
@@ -50,9 +53,9 @@ class Hub:
 
     def __init__(
         self,
-        folder: Path,
+        folder: int,
         *,
-        uid: int | None,
+        uid: int,
         workers: int,
         gates: tuple[int, ...],
         open_gate: Callable[[int], None],
@@ -64,24 +67,25 @@ class Hub:
         self._waiting: dict[int, list[_Peer]] = {}
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._selector = selectors.DefaultSelector()
-        self.path = folder / SOCKET_NAME
-        self.path.unlink(missing_ok=True)
+        self._folder, self._uid = folder, uid
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._bind(folder, uid)
+            self._bind()
         except BaseException:
             self.close()
             raise
 
-    def _bind(self, folder: Path, uid: int | None) -> None:
-        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    def _bind(self) -> None:
+        """The folder is the workload's, so its mode must be right from the start: a name in it cannot be trusted.
+
+        It cannot be given to the user without a name either; anybody may knock then, and _accept looks who it is.
+        """
+        self._unlink()
+        umask = os.umask(0o177 if self._uid == os.geteuid() else 0o111)
         try:
-            self._listener.bind(f"/proc/self/fd/{folder_fd}/{SOCKET_NAME}")  # a socket's path has at most 107 bytes
+            self._listener.bind(f"/proc/self/fd/{self._folder}/{SOCKET_NAME}")  # at most 107 bytes
         finally:
-            os.close(folder_fd)
-        if uid is not None:
-            os.chown(self.path, uid, -1, follow_symlinks=False)
-        os.chmod(self.path, 0o600)
+            os.umask(umask)
         self._listener.listen(128)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
@@ -116,6 +120,9 @@ class Hub:
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
+            return
+        if _uid_of(sock) not in (self._uid, os.geteuid()):
+            sock.close()
             return
         sock.setblocking(False)
         self._selector.register(sock, selectors.EVENT_READ, _Peer(sock))
@@ -201,4 +208,14 @@ class Hub:
                 key.data.sock.close()
         self._selector.close()
         self._listener.close()
-        self.path.unlink(missing_ok=True)
+        self._unlink()
+
+    def _unlink(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET_NAME, dir_fd=self._folder)
+
+
+def _uid_of(sock: socket.socket) -> int:
+    """Who connected (unix(7), SO_PEERCRED: struct ucred)."""
+    uid: int = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
+    return uid

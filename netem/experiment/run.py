@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from netem.analysis.merge import LossPlan
-from netem.analysis.records import EpochRow, RoundRow, write_csv
+from netem.analysis.records import EpochRow, RoundRow, csv_text
 from netem.analysis.run import CaptureCount, RunData, TransportRun
 from netem.analysis.summary import expectations_held, summarise
 from netem.analysis.table import render
@@ -85,7 +85,12 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
     require(user)
     spec = loaded.spec
     choice = choose(spec.link.backend, spec.link.loss_engine, spec.topology.needs_delay, probe(options.state_dir))
-    folder = RunFolder(options.out, spec, spec.seed, user)
+    with RunFolder(options.out, spec, spec.seed, user) as folder:
+        return _run_in(folder, loaded, options, choice, console)
+
+
+def _run_in(folder: RunFolder, loaded: Loaded, options: RunOptions, choice: BackendChoice, console: Console) -> int:
+    spec = loaded.spec
     console.print(f"{spec.name}: {choice.reason}; results in {folder.path}", highlight=False, soft_wrap=True)
     results, problem, status = _Results(), "", FAILED
     summary: dict[str, Any] | None = None
@@ -98,7 +103,7 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
         problem, status = "interrupted", INTERRUPTED
     except UnsupportedFeature:
         raise
-    except (RunFailed, HubError, LabError, LinkError, StateError) as error:
+    except (RunFailed, HubError, LabError, LinkError, StateError, OSError) as error:
         problem = str(error)
     finally:
         _write_manifest(folder, options, choice, results, summary, status, problem, time.monotonic() - began)
@@ -196,8 +201,7 @@ def _write_rows(folder: RunFolder, results: _Results) -> None:
         ("rounds.csv", RoundRow, [row for run in results.runs for row in run.rows]),
         ("epochs.csv", EpochRow, [row for run in results.runs for row in run.epochs]),
     ):
-        write_csv(folder.path / name, kind, rows)  # type: ignore[type-var]
-        folder.user.own(folder.path / name)
+        folder.write(name, csv_text(kind, rows))  # type: ignore[type-var]
 
 
 def _status(summary: dict[str, Any], options: RunOptions) -> int:

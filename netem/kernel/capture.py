@@ -96,6 +96,7 @@ def start(
     packets: PacketFilter | str | None = None,
     direction: Direction = "both",
     user: User,
+    file: BinaryIO | None = None,
     label: str = "",
     ring_bytes: int = DEFAULT_RING_BYTES,
     on_start: Callable[[int], None] = lambda pid: None,
@@ -105,6 +106,7 @@ def start(
     snap_bytes: bytes kept of each packet, 0 for all.
     packets: a PacketFilter, or a pcap-filter(7) expression (this needs tcpdump to compile it).
     user: owns the file and runs the writer. label: the interface's name in the file.
+    file: where `path` is open already; it is used in place of a new one, and may be closed after the start.
     Errors: KernelError, Unavailable, LabError.
     """
     program = _compile(packets, direction, snap_bytes)
@@ -112,7 +114,7 @@ def start(
     what = f"capture {label or ifname} in {netns} to {path}"
     with ExitStack() as temporary, ExitStack() as kept, attempting(what):
         sock = temporary.enter_context(call_in(netns, lambda: _open_ring(ifname, program, blocks)))
-        file = temporary.enter_context(create_file(path, user))
+        file = file or temporary.enter_context(create_file(path, user))
         (control_in, control_out), (status_in, status_out) = _pipe(), _pipe()
         for pipe, stack in ((control_in, temporary), (status_out, temporary), (control_out, kept), (status_in, kept)):
             stack.enter_context(pipe)

@@ -82,15 +82,15 @@ def start(
     netns: str | None,
     env: Mapping[str, str],
     user: User,
-    log: Path | None = None,
+    log: Path | BinaryIO | None = None,
     cwd: Path | str = "/",
     on_start: Callable[[int], None] = lambda pid: None,
 ) -> Child:
     """Run argv[0] in a namespace as a user; returns once it has been executed.
 
     env: the whole environment; HOME, USER, LOGNAME and, unless given, PATH are set for `user`.
-    log: standard output and error are appended to this file, which the user then owns; standard input is empty and
-        the process leads a session. None: it shares the caller's terminal.
+    log: standard output and error are appended to this file, which the user then owns, or go to one that is open;
+        standard input is empty and the process leads a session. None: it shares the caller's terminal.
     on_start: called with the process id before the program gets control, to record it.
     Errors: LabError when it cannot be executed (the message has the reason), or in a thread other than the main one.
     """
@@ -99,7 +99,7 @@ def start(
     what = f"start {argv[0]}" + (f" in {netns}" if netns else "")
     with ExitStack() as stack, attempting(what):
         netns_fd = _open(stack, RUN_DIR / netns) if netns else None
-        output = _open_log(stack, log, user) if log is not None else None
+        output = _open_log(stack, log, user) if isinstance(log, Path) else log
         orders_in, orders_out = _pipe(stack)
         status_in, status_out = _pipe(stack)
         popen = subprocess.Popen(

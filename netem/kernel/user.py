@@ -6,7 +6,6 @@ import os
 import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,10 @@ class User:
     def is_current(self) -> bool:
         return self.uid == os.geteuid()
 
-    def own(self, path: Path) -> None:
-        """Give a file or folder to this user; a symbolic link itself, not what it points to."""
+    def own(self, descriptor: int) -> None:
+        """Give an open file or folder to this user: never by name, which may mean another file by now."""
         if not self.is_current:
-            os.chown(path, self.uid, self.gid, follow_symlinks=False)
+            os.fchown(descriptor, self.uid, self.gid)
 
 
 def _passwd(uid: int) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from netem.kernel import capture, netns, process
 from netem.kernel.capture import Capture
@@ -154,7 +154,7 @@ class Lab:
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        log: Path | None,
+        log: Path | BinaryIO | None,
         user: User | None = None,
         cwd: Path | str = "/",
     ) -> Child:
@@ -180,6 +180,7 @@ class Lab:
         packets: PacketFilter | str | None = None,
         direction: Direction = "both",
         user: User | None = None,
+        file: BinaryIO | None = None,
     ) -> Capture:
         """Capture at a host ("server") or at the switch port that faces it (("port", "server")); see capture.start.
 
@@ -200,6 +201,7 @@ class Lab:
             packets=packets,
             direction=direction,
             user=user or User.caller(),
+            file=file,
             label=label,
             on_start=lambda pid: self._record_child(pid, f"capture at {label}"),
         )
