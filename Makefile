@@ -9,7 +9,7 @@
 PYTHON   ?= python3
 SCENARIO ?= scenarios/burst90.yaml
 ARGS     ?=
-# Where PyPI's torch would be the large CUDA build: make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Where PyPI's torch would be the large CUDA build: make run TORCH_INDEX=URL of PyTorch's index of CPU builds
 TORCH_INDEX ?=
 
 VENV  := .venv
