@@ -35,7 +35,7 @@ from netem.preflight import probe, require
 from netem.spec import Loaded, iterations_per_epoch, iterations_total, timeline
 from netem.state import DEFAULT_DIR, StateError
 
-OK, FAILED, USAGE, EXPECTATION, PREFLIGHT, UNFAITHFUL, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, FAILED, EXPECTATION, PREFLIGHT, UNFAITHFUL, INTERRUPTED = 0, 1, 3, 4, 5, 130
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,20 @@ def _run_in(folder: RunFolder, loaded: Loaded, options: RunOptions, choice: Back
         status = _status(summary, options)
     except KeyboardInterrupt:
         problem, status = "interrupted", INTERRUPTED
-    except UnsupportedFeature:
-        raise
+    except UnsupportedFeature as error:
+        problem, status = str(error), PREFLIGHT
     except (RunFailed, HubError, LabError, LinkError, StateError, OSError) as error:
         problem = str(error)
+    except Exception as error:
+        problem = f"internal error: {type(error).__name__}: {error}"
+        raise
     finally:
         _write_manifest(folder, options, choice, results, summary, status, problem, time.monotonic() - began)
     if summary is not None:
         render(summary, console)
     if problem:
-        console.print(f"[bold red]run failed[/]: {escape(problem)}" if status == FAILED else problem, soft_wrap=True)
+        failed = status in (FAILED, PREFLIGHT)
+        console.print(f"[bold red]run failed[/]: {escape(problem)}" if failed else problem, soft_wrap=True)
     console.print(f"results: {folder.path}", highlight=False, soft_wrap=True)
     if options.json_output:
         _print_json(folder, status, problem, summary)
@@ -140,6 +144,7 @@ def _run_jobs(
                 conductor.run()
             except BaseException:
                 with contextlib.suppress(Exception):  # what there is of it; the first error is the one to tell
+                    results.captures += conductor.finish()
                     _collect(spec, job, fabric, recorder, choice, results)
                 raise
             results.captures += conductor.finish()
