@@ -66,8 +66,10 @@ class Record:
     @classmethod
     def from_json(cls, text: str) -> Record:
         raw = json.loads(text)
-        if raw.pop("version") != VERSION:
-            raise ValueError("unknown version")
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
+        if (version := raw.pop("version")) != VERSION:
+            raise ValueError(f"version {version}, not {VERSION}")
         owner = raw.pop("owner")
         children = tuple(Process(**child) for child in raw.pop("children"))
         namespaces = tuple(raw.pop("namespaces"))
@@ -121,6 +123,7 @@ class LabState:
     @classmethod
     def open(cls, directory: Path, lab_id: str) -> LabState:
         """Lock and read an existing lab's state. LabBusy, or StateError when it is missing or damaged."""
+        read(directory, lab_id)  # what is not a lab gets no lock file
         lock_fd = _lock(directory, lab_id, make=path_of(directory, lab_id).exists())
         try:
             return cls(directory, lock_fd, read(directory, lab_id))
@@ -225,11 +228,23 @@ def read(directory: Path, lab_id: str) -> Record:
     """A lab's record, without its lock. StateError when it is missing or damaged."""
     path = path_of(directory, lab_id)
     try:
-        return Record.from_json(path.read_text(encoding="utf-8"))
+        record = Record.from_json(path.read_text(encoding="utf-8"))
+        if record.id != lab_id or not isinstance(record.name, str):
+            raise ValueError("id or name do not fit")
     except FileNotFoundError:
         raise StateError(f"no lab {lab_id} in {directory}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StateError(f"read {path}: {error}") from error
+    except KeyError as error:
+        raise not_a_record(path, f"it has no {error.args[0]}") from error
+    except (IsADirectoryError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise not_a_record(path, str(error)) from error
+    except OSError as error:
+        raise StateError(f"read {path}: {error.strerror}") from error
+    return record
+
+
+def not_a_record(path: Path, why: str) -> StateError:
+    """For a file that something else left in the state directory, or that is damaged."""
+    return StateError(f"{path} is not a lab record ({why}); delete it")
 
 
 def lab_ids(directory: Path) -> list[str]:
@@ -249,7 +264,9 @@ def drop_orphans(directory: Path) -> None:
             continue
         try:
             if not path_of(directory, lab_id).exists():
-                (directory / f"{lab_id}.json.new").unlink(missing_ok=True)
                 _lock_path(directory, lab_id).unlink(missing_ok=True)
+                (directory / f"{lab_id}.json.new").unlink(missing_ok=True)
+        except IsADirectoryError:
+            continue  # not ours
         finally:
             os.close(fd)

@@ -12,7 +12,7 @@ import typer
 
 from netem.commands import options
 from netem.commands.failure import FAILED, OK, USAGE, CommandError, Failure, print_json, report
-from netem.state import Record, StateError, lab_ids, read
+from netem.state import Record, StateError, lab_ids, not_a_record, path_of, read
 
 if TYPE_CHECKING:
     from netem.lab import CleanReport, Lab, Removed
@@ -34,15 +34,15 @@ class Standing:
     hosts: tuple[dict[str, Any], ...]
 
 
-def standing(record: Record, now: datetime) -> Standing:
-    """`now` is in UTC. Raises StateError for a record without the hosts' names."""
+def standing(record: Record, now: datetime, path: Path) -> Standing:
+    """`now` is in UTC. Raises StateError for a record (in the file `path`) without the hosts' names."""
     state = "dead" if record.abandoned else "up" if record.owner is None else "running"
     keys = ("name", "role", "address", "netns")
     try:
         hosts = tuple({key: host[key] for key in keys} for host in record.plan["hosts"])
         age_s = (now - datetime.fromisoformat(record.created_utc)).total_seconds()
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"the state of lab {record.id} is damaged: {error}") from error
+        raise not_a_record(path, f"damaged at {error}") from error
     pid = record.owner.pid if record.owner else None
     return Standing(record.id, record.name, state, pid, record.created_utc, max(0.0, age_s), hosts)
 
@@ -52,7 +52,7 @@ def look(state_dir: Path) -> tuple[list[Standing], list[str]]:
     labs, problems = [], []
     for lab_id in lab_ids(state_dir):
         try:
-            labs.append(standing(read(state_dir, lab_id), datetime.now(UTC)))
+            labs.append(standing(read(state_dir, lab_id), datetime.now(UTC), path_of(state_dir, lab_id)))
         except StateError as error:
             problems.append(str(error))
     return sorted(labs, key=lambda lab: lab.created_utc), problems

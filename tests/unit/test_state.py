@@ -81,13 +81,25 @@ def test_a_zombie_is_not_alive() -> None:
     assert state.start_ticks(pid) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 2}', '{"version": 1, "id": "x"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"version": 2}', '{"version": 1, "id": "x"}', "3", '"x"', '{"id": 1}']
+)
 def test_damaged_files_are_errors_that_name_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "dn0001.json").write_text(text)
-    with pytest.raises(StateError, match=r"dn0001\.json"):
+    with pytest.raises(StateError, match=r"dn0001\.json is not a lab record \(.+\); delete it"):
         state.read(tmp_path, "dn0001")
     with pytest.raises(StateError, match=r"dn0001\.json"):
         LabState.open(tmp_path, "dn0001")
+    assert os.listdir(tmp_path) == ["dn0001.json"]  # no stray lock
+
+
+def test_folders_are_no_records(tmp_path: Path) -> None:
+    for name in ("dn0001.json", "dnfoo", "dn0002.json.new", "dn0003.lock"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(StateError, match="is not a lab record"):
+        LabState.open(tmp_path, "dn0001")
+    state.drop_orphans(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["dn0001.json", "dn0002.json.new", "dn0003.lock", "dnfoo"]
 
 
 def test_orphans_of_a_kill_before_the_first_state_go(tmp_path: Path) -> None:
