@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import socket
 import stat
@@ -58,9 +59,21 @@ class Check:
 
 def require(user: User | None = None) -> None:
     """What `run`, `up` and `exec` need before anything is built. Unavailable (exit status 4) names the remedy."""
-    for name, check in {"privileges": _privileges(), "user": _user(user or User.caller())}.items():
+    for name, attempt in (("privileges", _privileges), ("user", lambda: _user(user or User.caller()))):
+        check = attempt()
         if not check.ok:
             raise Unavailable(f"{name}: {check.detail}", check.remedy)
+
+
+def require_memory(gradient_bytes: int, workers: int) -> None:
+    """That the gradients of a run can fit: 2 at each worker, 3 at the server. Unavailable (exit status 4) if not."""
+    needed, total = gradient_bytes * (2 * workers + 3), _meminfo("MemTotal")
+    if needed > total:
+        raise Unavailable(
+            f"memory: a gradient of {_gib(gradient_bytes)} with {workers} workers needs about {_gib(needed)}, "
+            f"and this machine has {_gib(total)}",
+            "Use a smaller gradient (workload.chunks, workload.shapes) or fewer workers.",
+        )
 
 
 def probe(state_dir: Path = DEFAULT_DIR) -> dict[str, Check]:
@@ -88,7 +101,7 @@ def probe(state_dir: Path = DEFAULT_DIR) -> dict[str, Check]:
 def doctor(state_dir: Path = DEFAULT_DIR) -> dict[str, Check]:
     """Everything that `probe` tries, and the user, the tools and the size of the machine."""
     checks = probe(state_dir)
-    checks["user"] = _user(User.caller())
+    checks["user"] = _caller()
     checks["capture"] = Check(True, "built in (pcapng)")
     checks["capture expressions"] = _tool("tcpdump", "Needed only for capture filters written as an expression.")
     checks["memory"] = _memory()
@@ -121,8 +134,24 @@ def _privileges() -> Check:
     ]
     if os.geteuid() != 0 or missing:
         why = f"{', '.join(missing)} missing" if missing else f"running as user {os.geteuid()}"
-        return Check(False, why, f"Run it with sudo: sudo {sys.argv[0] or 'dblp-netem'} ...", needed=True)
+        return Check(False, why, f"Run it with sudo: sudo {_program()} ...", needed=True)
     return Check(True, "root", needed=True)
+
+
+def _program() -> str:
+    """How this program was called, for a shell: by its own name, or as `python -m netem.cli`."""
+    if Path(sys.argv[0]).name != "cli.py":
+        return sys.argv[0] or "dblp-netem"
+    found = os.environ.get("PYTHONPATH")  # sudo does not hand it on
+    setting = f"env {shlex.quote(f'PYTHONPATH={found}')} " if found else ""
+    return f"{setting}{shlex.quote(sys.executable)} -m netem.cli"
+
+
+def _caller() -> Check:
+    try:
+        return _user(User.caller())
+    except Unavailable as error:
+        return Check(False, error.what.removeprefix("user: "), error.remedy, needed=True)
 
 
 def _user(user: User) -> Check:
@@ -273,10 +302,19 @@ def _tool(name: str, why: str) -> Check:
 
 
 def _memory() -> Check:
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(lines["MemAvailable"].split()[0]) * 1024
+    available = _meminfo("MemAvailable")
     remedy = "" if available >= NEEDED_BYTES else "Close other programs, or use fewer workers or a `replay` workload."
     return Check(available >= NEEDED_BYTES, f"{available / 2**30:.1f} GiB available, 3 GiB needed", remedy)
+
+
+def _meminfo(name: str) -> int:
+    """Bytes (proc(5))."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
 
 
 def _cores() -> Check:

@@ -7,6 +7,10 @@ import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from netem.kernel.errors import Unavailable
+
+MAX_ID = 2**32 - 2  # 2**32 - 1 means "no user" (chown(2))
+
 
 @dataclass(frozen=True)
 class User:
@@ -27,12 +31,15 @@ class User:
 
     @classmethod
     def caller(cls, environ: Mapping[str, str] | None = None) -> User:
-        """Who called sudo (SUDO_UID, SUDO_GID); without sudo, or when root called it, the process's own identity."""
+        """Who called sudo (SUDO_UID, SUDO_GID); without sudo, or when root called it, the process's own identity.
+
+        Unavailable when these are no ids: rather than run a workload as root.
+        """
         environ = os.environ if environ is None else environ
-        uid = environ.get("SUDO_UID", "")
-        if os.geteuid() != 0 or not uid.isdigit() or int(uid) == 0:
+        if os.geteuid() != 0:
             return cls.current()
-        return cls.of(int(uid), int(environ["SUDO_GID"]) if environ.get("SUDO_GID", "").isdigit() else None)
+        uid, gid = (_id(environ, name) for name in ("SUDO_UID", "SUDO_GID"))
+        return cls.of(uid, gid) if uid else cls.current()
 
     @classmethod
     def of(cls, uid: int, gid: int | None = None) -> User:
@@ -54,6 +61,17 @@ class User:
         """Give an open file or folder to this user: never by name, which may mean another file by now."""
         if not self.is_current:
             os.fchown(descriptor, self.uid, self.gid)
+
+
+def _id(environ: Mapping[str, str], name: str) -> int | None:
+    """The user or group id in a variable of sudo; None where it is not set."""
+    text = environ.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text[:20]) <= MAX_ID):
+        remedy = f"Call it through sudo, which sets {name}; or unset {name} to run everything as root."
+        raise Unavailable(f"user: {name} is {text[:40]!r}, not the id of a user or group", remedy)
+    return int(text)
 
 
 def _passwd(uid: int) -> tuple[str, str]:
