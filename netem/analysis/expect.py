@@ -40,7 +40,11 @@ NAMES: dict[str, Kind] = {
 """What a transport offers. Times in seconds, ratios as plain numbers. `burst_rounds.*`: one a burst round
 and worker.
 """
+TRAINED = ("accuracy", "perplexity", "train_loss")
+"""Names that only a model that is trained has."""
 GLOBAL_NAMES: dict[str, Kind] = {"fidelity.faithful": "truth"}
+MAX_ECHO = 100
+"""Characters of an expectation that a message repeats."""
 WORDS = ("normal", "critical", "ok", "deadline", "censored", "lost_worker")
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*(%|[A-Za-zµ]+(?:/s)?)?")
@@ -81,26 +85,44 @@ class Verdict:
     detail: str
 
 
-def check(text: str, transports: Sequence[str]) -> None:
+def check(text: str, transports: Sequence[str], *, trains: bool = True, bursts: bool = True) -> None:
     """Raises ExpectError unless `text` is a condition over results that a run of these transports will
-    have.
+    have. `trains`, `bursts`: whether the run trains a model, and has bursts.
     """
-    values: dict[str, Value | None] = {name: _DUMMIES[kind] for name, kind in known_names(transports).items()}
+    values: dict[str, Value | None] = {  # numbers differ, so that differences are seldom 0
+        name: 2.0 + index if kind == "number" else _DUMMIES[kind]
+        for index, (name, kind) in enumerate(known_names(transports).items())
+    }
+    used: dict[str, Value] = {}
     try:
-        _condition(text, values)
+        _condition(text, values, used)
     except ZeroDivisionError:
         pass  # of stand-in values
+    else:
+        if not used:
+            raise ExpectError(f"{_short(text)!r} names no result, such as {transports[0]}.latency.max < 10 ms")
+    for name in used:
+        result = name.partition(".")[2]
+        if result in TRAINED and not trains:
+            raise ExpectError(f"{name} has no value: a replay trains no model")
+        if result.startswith(("burst_latency.", "burst_rounds.")) and not bursts:
+            raise ExpectError(f"{name} has no value: the scenario has no bursts")
 
 
 def check_all(
-    expect: Sequence[str], transports: Sequence[str], error: Callable[[tuple[str | int, ...], str], Exception]
+    expect: Sequence[str],
+    transports: Sequence[str],
+    error: Callable[[tuple[str | int, ...], str], Exception],
+    *,
+    trains: bool = True,
+    bursts: bool = True,
 ) -> None:
     """`check` for all; raises what `error(path, message)` (netem.spec's `Source.error`) makes of the first
     failure.
     """
     for index, text in enumerate(expect):
         try:
-            check(text, transports)
+            check(text, transports, trains=trains, bursts=bursts)
         except ExpectError as problem:
             raise error(("expect", index), str(problem)) from problem
 
@@ -135,7 +157,7 @@ def _show(value: Value) -> str:
 def _condition(text: str, values: Mapping[str, Value | None], used: dict[str, Value] | None = None) -> bool:
     result = _Evaluator(values, {} if used is None else used).run(text)
     if not isinstance(result, bool):
-        raise ExpectError(f"{text!r} is a value, not a condition; compare it, for example {text} < 0.5")
+        raise ExpectError(f"{_short(text)!r} is a value, not a condition; compare it, for example {_short(text)} < 0.5")
     return result
 
 
@@ -159,7 +181,7 @@ class _Evaluator:
             tree = ast.parse(source, mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             hint = "; compare with ==" if re.search(r"[^=<>!]=[^=]", source) else ""
-            raise ExpectError(f"{text!r} is not an expression{hint} (example: dblp.accuracy >= 95%)") from error
+            raise ExpectError(f"{_short(text)!r} is not an expression{hint} (example: dblp.accuracy >= 95%)") from error
         return self._eval(tree.body)
 
     def _eval(self, node: ast.expr) -> Value:
@@ -178,7 +200,7 @@ class _Evaluator:
             return all(parts) if isinstance(node.op, ast.And) else any(parts)
         if isinstance(node, ast.Compare):
             return self._compare(node)
-        raise ExpectError(f"{ast.unparse(node)!r} is not allowed; names, numbers, + - * /, comparisons, and/or/not are")
+        raise ExpectError(f"{_source(node)!r} is not allowed; names, numbers, + - * /, comparisons, and/or/not are")
 
     def _name(self, node: ast.Name | ast.Attribute) -> Value:
         name = ast.unparse(node)
@@ -191,7 +213,7 @@ class _Evaluator:
         if name not in self._values:
             near = difflib.get_close_matches(name, [*self._values, *WORDS], n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(self._values))}"
-            raise ExpectError(f"unknown name {name!r}{hint}")
+            raise ExpectError(f"unknown name {_short(name)!r}{hint}")
         value = self._values[name]
         if value is None or value == ():
             raise ExpectError(f"{name} has no value in this run")
@@ -201,10 +223,12 @@ class _Evaluator:
     def _arithmetic(self, node: ast.BinOp) -> Value:
         function = _ARITHMETIC.get(type(node.op))
         if function is None:
-            raise ExpectError(f"operator in {ast.unparse(node)!r} is not allowed; + - * / are")
+            raise ExpectError(f"operator in {_source(node)!r} is not allowed; + - * / are")
         left, right = self._eval(node.left), self._eval(node.right)
         if isinstance(left, tuple) and isinstance(right, tuple):
-            raise ExpectError(f"{ast.unparse(node)!r} combines two lists of burst rounds")
+            raise ExpectError(f"{_source(node)!r} combines two lists of burst rounds")
+        if isinstance(node.op, ast.Div) and right == 0 and not _has_names(node.right):
+            raise ExpectError(f"{_source(node)!r} divides by zero")
         many = isinstance(left, tuple) or isinstance(right, tuple)
         results = [function(_number(a, node), _number(b, node)) for a, b in _pairs(left, right)]
         return tuple(results) if many else results[0]
@@ -215,12 +239,12 @@ class _Evaluator:
         value = self._eval(node.operand)
         if isinstance(node.op, ast.USub | ast.UAdd) and isinstance(value, float) and not isinstance(value, bool):
             return -value if isinstance(node.op, ast.USub) else value
-        raise ExpectError(f"{ast.unparse(node)!r} is not allowed")
+        raise ExpectError(f"{_source(node)!r} is not allowed")
 
     def _truth(self, node: ast.expr) -> bool:
         value = self._eval(node)
         if not isinstance(value, bool):
-            raise ExpectError(f"{ast.unparse(node)!r} is a value, not a condition")
+            raise ExpectError(f"{_source(node)!r} is a value, not a condition")
         return value
 
     def _compare(self, node: ast.Compare) -> bool:
@@ -229,13 +253,25 @@ class _Evaluator:
             right = self._eval(right_node)
             function = _COMPARE.get(type(op))
             if function is None:
-                raise ExpectError(f"comparison in {ast.unparse(node)!r} is not allowed; < <= > >= == != are")
+                raise ExpectError(f"comparison in {_source(node)!r} is not allowed; < <= > >= == != are")
             for a, b in _pairs(left, right):
                 if type(a) is not type(b) or (isinstance(a, str | bool) and not isinstance(op, ast.Eq | ast.NotEq)):
-                    raise ExpectError(f"{ast.unparse(node)!r} compares {_kind(a)} with {_kind(b)}")
+                    raise ExpectError(f"{_source(node)!r} compares {_kind(a)} with {_kind(b)}")
                 held = held and function(a, b)
             left = right
         return held
+
+
+def _has_names(node: ast.expr) -> bool:
+    return any(isinstance(part, ast.Name | ast.Attribute) for part in ast.walk(node))
+
+
+def _source(node: ast.expr) -> str:
+    return _short(ast.unparse(node))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_ECHO else f"{text[: MAX_ECHO - 3]}..."
 
 
 def _pairs(left: Value, right: Value) -> list[tuple[Any, Any]]:
@@ -254,12 +290,16 @@ def _pairs(left: Value, right: Value) -> list[tuple[Any, Any]]:
 def _number(value: Any, node: ast.expr) -> float:
     if isinstance(value, float):
         return value
-    raise ExpectError(f"{ast.unparse(node)!r} calculates with {_kind(value)}")
+    raise ExpectError(f"{_source(node)!r} calculates with {_kind(value)}")
 
 
 def _kind(value: Any) -> str:
     return (
-        "true/false" if isinstance(value, bool) else "a number" if isinstance(value, float) else f"the text {value!r}"
+        "true/false"
+        if isinstance(value, bool)
+        else "a number"
+        if isinstance(value, float)
+        else f"the text {_short(value)!r}"
     )
 
 
@@ -272,4 +312,4 @@ def _plain_number(match: re.Match[str]) -> str:
         if unit in quantity.units:
             return repr(float(number) * float(quantity.units[unit]))
     allowed = [name for quantity in (units.RATIO, units.TIME, units.RATE, units.SIZE) for name in quantity.units]
-    raise ExpectError(f"unknown unit {unit!r} in {match[0].strip()!r}; allowed: {', '.join(allowed)}")
+    raise ExpectError(f"unknown unit {_short(unit)!r} in {_short(match[0].strip())!r}; allowed: {', '.join(allowed)}")

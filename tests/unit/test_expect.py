@@ -85,6 +85,10 @@ def test_what_has_no_value_has_no_verdict(text: str) -> None:
         ("(lambda: 1)() == 1", "not allowed"),
         ("dblp.accuracy > ", "not an expression"),
         ("dblp.accuracy and 1 > 0", "is a value, not a condition"),
+        ("1 < 2", "names no result"),
+        ("normal == normal", "names no result"),
+        ("dblp.accuracy / 0 > 1", "divides by zero"),
+        ("dblp.accuracy / (2 - 2) > 1", "divides by zero"),
     ],
 )
 def test_what_cannot_hold_is_refused_before_a_run(text: str, message: str) -> None:
@@ -105,6 +109,32 @@ def test_what_cannot_hold_is_refused_before_a_run(text: str, message: str) -> No
 )
 def test_what_a_run_can_tell_is_accepted(text: str) -> None:
     check(text, ["dblp", "mlt"])
+
+
+@pytest.mark.parametrize(
+    ("text", "trains", "bursts", "words"),
+    [
+        ("dblp.accuracy > 95%", False, True, "a replay trains no model"),
+        ("dblp.latency.max < 1 s or dblp.train_loss < 1", False, True, "dblp.train_loss has no value"),
+        ("dblp.perplexity < 1", False, True, "a replay trains no model"),
+        ("dblp.burst_rounds.phase == normal", True, False, "the scenario has no bursts"),
+        ("dblp.burst_latency.max < 1 s", True, False, "the scenario has no bursts"),
+    ],
+)
+def test_what_a_scenario_cannot_tell_is_refused(text: str, trains: bool, bursts: bool, words: str) -> None:
+    check(text, ["dblp"])
+    with pytest.raises(ExpectError, match=words):
+        check(text, ["dblp"], trains=trains, bursts=bursts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dblp.accuracy + " * 200 + "1", "x" * 3000, "dblp.accuracy > 1" + "y" * 3000, f"dblp.total == '{'z' * 3000}'"],
+)
+def test_messages_repeat_no_more_than_the_beginning(text: str) -> None:
+    with pytest.raises(ExpectError) as caught:
+        check(text, ["dblp"])
+    assert len(str(caught.value).partition("; known are")[0]) < 400
 
 
 def test_errors_carry_the_place_in_the_file() -> None:
