@@ -190,10 +190,11 @@ class End(Frame):
 
 @dataclass(frozen=True)
 class Epoch(Frame):
-    """Worker to server at the end of an epoch: digest of parameters and optimiser state."""
+    """Worker to server at the end of an epoch, after `rounds` rounds: digest of parameters and optimiser state."""
 
-    KIND, LAYOUT = 10, struct.Struct("!I32s")
+    KIND, LAYOUT = 10, struct.Struct("!II32s")
     epoch: int
+    rounds: int
     digest: bytes
 
 

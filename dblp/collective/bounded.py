@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dblp.chunks import FloatArray, send_order
+from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
 from dblp.config import Config
 from dblp.io import DataSocket, clock, wait
-from dblp.receiver import Receiver
+from dblp.receiver import Receiver, ReceiverState
 from dblp.sender import Sender
 from dblp.wire import Bitmap, Frame, Probe, Stop
 
@@ -104,33 +105,39 @@ class Watch(Protocol):
 
 
 class ReceiveLoop:
-    """Receives one direction of one round into `values` (chunks, chunk_values)."""
+    """Receives one direction of one round into `values` (chunks, chunk_values).
 
-    def __init__(self, link: Link, machine: Receiver, values: FloatArray, watch: Watch) -> None:
+    Args:
+        quiet: tell the sender nothing of a round of which no sign has come before the deadline.
+
+    Attributes:
+        told: the stop that the sender has been told, or None.
+    """
+
+    def __init__(self, link: Link, machine: Receiver, values: FloatArray, watch: Watch, *, quiet: bool = False) -> None:
         self.link, self.machine, self.values, self.watch = link, machine, values, watch
+        self.quiet = quiet
         self.data = _data(link)
         self.first_at: float | None = None
+        self.told: Stop | None = None
         self._answered = -1
 
-    def run(self, first_limit_s: float, limit_s: float) -> None:
-        """Until complete, over, or given up `limit_s` after the first sign of the round.
-
-        Raises nothing at the deadline: the machine then says so. The first sign may take `first_limit_s`.
-        """
-        deadline = clock() + first_limit_s
-        started = False
+    def run(self, deadline: Deadline) -> None:
+        """Until complete, over, or given up at the deadline: it raises nothing then, the machine says so."""
         self.link.replay()
         while not self.machine.finished and not self.watch.over:
             busy = self._drain()
             busy = self._frames(deadline) or busy
-            if busy and not started and (self.first_at is not None or self.watch.begun):
-                started, deadline = True, clock() + limit_s
-            if clock() >= deadline:
+            if busy and (self.first_at is not None or self.watch.begun or self._answered >= 0):
+                deadline.begin()
+            if clock() >= deadline.at():
                 self.machine.give_up()
             elif not busy:
-                self.link.rest(deadline, data=True)
-        if not self.watch.over:
-            self.link.finish(self.machine.stop(), clock() + limit_s)
+                self.link.rest(deadline.look(), data=True)
+        if self.watch.over or (self.quiet and self.machine.state is ReceiverState.GIVEN_UP and not deadline.begun):
+            return
+        self.told = self.machine.stop()
+        self.link.finish(self.told, clock() + deadline.limit_s)
 
     def _drain(self) -> bool:
         busy = False
@@ -145,7 +152,7 @@ class ReceiveLoop:
                 self.data.store(received, chosen, self.values)
         return busy
 
-    def _frames(self, deadline: float) -> bool:
+    def _frames(self, deadline: Deadline) -> bool:
         frames = self.link.poll()
         for frame, came_as_hint in frames:
             if isinstance(frame, Probe) and frame.round == self.machine.round:
@@ -154,7 +161,7 @@ class ReceiveLoop:
                 self.link.stray(frame, came_as_hint)
         return bool(frames)
 
-    def _answer(self, probe: Probe, came_as_hint: bool, deadline: float) -> None:
+    def _answer(self, probe: Probe, came_as_hint: bool, deadline: Deadline) -> None:
         """A probe comes twice where there are hints; the second copy costs nothing, a repetition gets a hint."""
         if probe.probe <= self._answered and not came_as_hint:
             return
@@ -166,7 +173,7 @@ class ReceiveLoop:
             self.link.hint(answer)
             return
         self._answered = probe.probe
-        self.link.tell(answer, deadline)
+        self.link.tell(answer, clock() + deadline.limit_s)
 
 
 def _data(link: Link) -> DataSocket:

@@ -33,6 +33,7 @@ class Link:
         self._again: list[tuple[Frame, bool]] = []
         self._last_stop: Stop | None = None
         self._last_end: End | None = None
+        self.last_heard: End | None = None  # the last end of a round that the peer has told
         self._standing: list[Frame] = []
         self._repeat_at = 0.0
         self._repeat_after_s = REPEAT_FIRST_S
@@ -115,6 +116,8 @@ class Link:
                 raise
             return frames  # its last words first; the next call tells that the peer has gone
         for frame, _ in frames:
+            if isinstance(frame, End):
+                self.last_heard = frame
             if isinstance(frame, Refuse):
                 raise HandshakeError(f"{self.peer}: {frame.reason.decode(errors='replace')}")
         return frames

@@ -12,6 +12,7 @@ import numpy as np
 
 from dblp import wire
 from dblp.chunks import FloatArray
+from dblp.collective.deadline import Rounds
 from dblp.collective.handshake import (
     CONTROL,
     DATA,
@@ -41,6 +42,7 @@ class Server:
         self.env, self.config, self.events = env, config, events
         self.session = secrets.randbits(32)
         self.meeting = Meeting(env.workers)
+        self.rounds = Rounds()
         self.policy = policy_from(config.transport)
         self.decision: Decision = self.policy.first()
         self.following: Decision = self.decision
@@ -174,7 +176,8 @@ class Server:
             mean_into(self.mean, gradients, [uplinks[r].received for r in ranks], self.config.profile.mean)
             own = self.config.profile.norm == "workers"
             measured = float(np.mean([uplinks[r].start.norm for r in ranks])) if own else norm(self.mean)
-        self.following = self.policy.next(round_ + 1, bool(uplinks[ranks[0]].start.epoch_end), measured)
+        epoch_end = any(uplinks[r].start.epoch_end for r in ranks)  # a start may be missing in a skipped round
+        self.following = self.policy.next(round_ + 1, epoch_end, measured)
         return skipped
 
     def conclude(self, round_: int, skipped: bool, downlinks: dict[int, bool]) -> End:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dblp.chunks import BoolArray, FloatArray, need
 from dblp.collective.bounded import DOWN, UP, ReceiveLoop, Sent, make_sender, send_round
+from dblp.collective.deadline import SharedDeadline
 from dblp.collective.link import Link
 from dblp.collective.report import (
     report_late,
@@ -19,6 +20,7 @@ from dblp.collective.report import (
     report_stream_received,
 )
 from dblp.collective.stream import StreamBroken, StreamReceive, send_stream
+from dblp.errors import RoundTimeout
 from dblp.io import clock, socket_drops
 from dblp.receiver import Receiver, ReceiverState
 from dblp.wire import Bye, Epoch, Frame, Start, Stop
@@ -43,12 +45,16 @@ class Uplink:
 
 
 class Begin:
-    """Watches for the frames with which a worker goes on: a round, the end of an epoch, or of the run."""
+    """Watches for the frames with which a worker goes on: a round, the end of an epoch, or of the run.
 
-    def __init__(self, round_: int) -> None:
-        self.round = round_
+    One that belongs behind this round says that the worker has given the round up by itself: it is kept for later.
+    """
+
+    def __init__(self, round_: int, deadline: SharedDeadline) -> None:
+        self.round, self.deadline = round_, deadline
         self.start: Start | None = None
         self.other: Epoch | Bye | None = None
+        self.left = False
 
     @property
     def begun(self) -> bool:
@@ -59,13 +65,43 @@ class Begin:
         return self.other is not None
 
     def take(self, frame: Frame) -> bool:
-        if isinstance(frame, Start) and frame.round == self.round:
-            self.start = frame
-        elif isinstance(frame, Epoch | Bye):
-            self.other = self.other or frame
-        else:
+        if not isinstance(frame, Start | Epoch | Bye):
             return False
-        return True
+        at = frame.round if isinstance(frame, Start) else frame.rounds
+        if at > self.round:
+            self.left = True
+            self.deadline.leave()
+            return False
+        if not isinstance(frame, Start):
+            self.other = self.other or frame
+        elif at == self.round:
+            self.start = frame
+        return isinstance(frame, Epoch | Bye) or at == self.round
+
+
+def await_start(link: Link, begin: Begin, deadline: SharedDeadline) -> None:
+    """Waits for the frame with which the worker goes on, until the deadline; whether it came is in `begin`.
+
+    Raises RoundTimeout when no worker has begun the round: then none has left its computing.
+    """
+    link.replay()
+    while not (begin.begun or begin.over):
+        for frame, came_as_hint in link.poll():
+            if not begin.take(frame):
+                link.stray(frame, came_as_hint)
+        if clock() >= deadline.at():
+            break
+        if not (begin.begun or begin.over):
+            link.rest(deadline.look(), data=False)
+    if begin.begun:
+        deadline.begin()
+    if not (begin.over or deadline.begun):
+        raise RoundTimeout(link.peer, begin.round, "computing", deadline.first_limit_s)
+
+
+def start_of(begin: Begin) -> Start:
+    """The worker's start of the round; without values that count when it has not come."""
+    return begin.start or Start(begin.round, 0.0, 0)
 
 
 class BoundedServer:
@@ -86,17 +122,16 @@ class BoundedServer:
         self.values[:] = 0.0
         goal = need(self.layout.chunks, decision.tolerance, self.config.profile.threshold)
         machine = Receiver(round_, UP, self.layout.chunks, goal, self.required)
-        begin = Begin(round_)
-        loop = ReceiveLoop(self.link, machine, self.values, begin)
-        loop.run(limits.step_s, limits.round_s)
+        deadline = SharedDeadline(self.server.rounds, round_, limits.step_s, limits.round_s)
+        begin = Begin(round_, deadline)
+        ReceiveLoop(self.link, machine, self.values, begin).run(deadline)
+        await_start(self.link, begin, deadline)
         if begin.other is not None:
             return begin.other
-        start = begin.start or self.link.wait_for(
-            Start, lambda frame: frame.round == round_, limits.round_s, "waiting for its start frame"
-        )
         outcome = "ok" if machine.state is ReceiverState.COMPLETE else "deadline"
         self._report(machine, goal, decision.phase, decision.tolerance, outcome)
-        return Uplink(start, self.values, machine.received, outcome)
+        unusable = begin.start is None or begin.left
+        return Uplink(start_of(begin), self.values, machine.received, outcome, unusable)
 
     def broadcast(self, round_: int, up: Uplink) -> bool:
         """The mean to this worker; False when it could not be delivered before the deadline."""
@@ -152,14 +187,14 @@ class StreamServer:
         self.sock: socket.socket | None = None
 
     def receive(self, round_: int) -> Uplink | Epoch | Bye:
-        limits, begin = self.config.deadlines, Begin(round_)
-        begun = self._begin(begin, limits.step_s)
-        if begun is not None:
-            return begun
-        assert begin.start is not None
-        deadline = clock() + limits.round_s
+        limits = self.config.deadlines
+        deadline = SharedDeadline(self.server.rounds, round_, limits.step_s, limits.round_s)
+        begin = Begin(round_, deadline)
+        await_start(self.link, begin, deadline)
+        if begin.other is not None:
+            return begin.other
         machine = self._stream(round_, deadline, begin)
-        complete = machine is not None and machine.complete
+        complete = machine is not None and machine.complete and begin.start is not None and not begin.left
         outcome = "ok" if complete else "censored"
         report_stream_received(
             self.server.events,
@@ -172,15 +207,11 @@ class StreamServer:
             outcome=outcome,
         )
         received = np.full(self.layout.chunks, complete)
-        return Uplink(begin.start, self.values, received, outcome, unusable=not complete)
+        return Uplink(start_of(begin), self.values, received, outcome, unusable=not complete)
 
-    def _begin(self, begin: Begin, limit_s: float) -> Epoch | Bye | None:
-        frame = self.link.wait_for(Frame, begin.take, limit_s, "computing")
-        return frame if isinstance(frame, Epoch | Bye) else None
-
-    def _stream(self, round_: int, deadline: float, begin: Begin) -> StreamReceive | None:
+    def _stream(self, round_: int, deadline: SharedDeadline, begin: Begin) -> StreamReceive | None:
         """Receives until the deadline; afterwards a connection that did not finish is gone."""
-        fresh = self.server.data_connections.take(self.rank, 0.0 if self.sock else deadline - clock())
+        fresh = self.server.data_connections.take(self.rank, 0.0 if self.sock else deadline.at() - clock())
         if fresh is not None:
             self._drop()
             fresh.setblocking(False)
@@ -188,10 +219,9 @@ class StreamServer:
         if self.sock is None:
             self.link.finish(Stop(round_, UP, 1, 0xFFFFFFFF, 0, 0, b""), clock() + self.config.deadlines.round_s)
             return None
-        limit_s = max(0.0, deadline - clock())
         machine = StreamReceive(self.link, self.sock, self.server.session, round_, UP, self.values, begin)
         try:
-            machine.run(limit_s, limit_s)
+            machine.run(deadline)
         except StreamBroken:
             machine.finish(self.config.deadlines.round_s)
         if not machine.complete:

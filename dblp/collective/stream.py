@@ -7,6 +7,7 @@ import socket
 
 from dblp.chunks import FloatArray
 from dblp.collective.bounded import Sent, Watch
+from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
 from dblp.errors import PeerProtocolError
 from dblp.io import clock, wait
@@ -91,10 +92,8 @@ class StreamReceive:
         self._payload = values.reshape(-1).data.cast("B")
         self._filled = 0
 
-    def run(self, first_limit_s: float, limit_s: float) -> None:
+    def run(self, deadline: Deadline) -> None:
         """Until complete, over or past the deadline. Raises StreamBroken when the connection fails."""
-        deadline = clock() + first_limit_s
-        started = False
         self.link.replay()
         while not self.complete and not self.watch.over:
             busy = self._read()
@@ -102,14 +101,14 @@ class StreamReceive:
                 busy = True
                 if not self.watch.take(frame):
                     self.link.stray(frame, came_as_hint)
-            if busy and not started and (self.first_at is not None or self.watch.begun):
-                started, deadline = True, clock() + limit_s
-            if clock() >= deadline:
+            if busy and (self.first_at is not None or self.watch.begun):
+                deadline.begin()
+            if clock() >= deadline.at():
                 break
             if not busy:
-                wait([*self.link.fds(data=False), self.sock.fileno()], deadline - clock())
+                wait([*self.link.fds(data=False), self.sock.fileno()], deadline.look() - clock())
         if not self.watch.over:
-            self.finish(limit_s)
+            self.finish(deadline.limit_s)
 
     def finish(self, limit_s: float) -> None:
         outcome = 0 if self.complete else 1

@@ -15,12 +15,20 @@ from dblp.collective.link import Link, open_link
 from dblp.collective.reduce import norm
 from dblp.collective.worker_flow import BoundedWorker, StreamWorker
 from dblp.config import Config, Env
-from dblp.errors import DblpError
+from dblp.errors import DblpError, RoundTimeout
 from dblp.events import Events
 from dblp.io import Control, clock, receive_window
 from dblp.tolerance import Decision
 from dblp.wire import Bye, End, Epoch, Ready, Replicas, Start, State
 from dblp.workload import EpochRow, Reduced
+
+VERDICT_ROUNDS = 6
+"""Limit in deadlines of a round for the verdict: three are what the server may need, the rest is for lost frames."""
+
+
+def told_by(end: End) -> Decision:
+    """What the end of a round says about the next one."""
+    return Decision("critical" if end.critical else "normal", end.tolerance, "told by the server")
 
 
 class Worker:
@@ -77,6 +85,10 @@ class Worker:
     def all_reduce(self, flat: FloatArray, *, iteration: int, epoch: int, epoch_start_next: bool) -> Reduced:
         """Replaces `flat` (values,) by the mean over the workers, unless the round is skipped by all.
 
+        When nothing gets through, the worker skips the round by itself: it is what all do, because the server counts
+        a round only when every worker has told it that its broadcast is complete. A worker that has told so never
+        skips by itself: it waits for the end of the round, the server's verdict.
+
         Raises PeerLost, RoundTimeout or HandshakeError with the server's reason when the run cannot go on.
         """
         round_, values = self.round, self.terms.layout.values
@@ -90,12 +102,16 @@ class Worker:
         if self.residual is not None:
             self.gradient += self.residual
         self.flow.send(round_, self.gradient)
-        if self.residual is not None:
-            self._keep_residual()
+        late = self.link.last_heard
+        if late is not None and late.round == round_ - 1:  # the end of a round that this worker has left
+            self.decision = told_by(late)
         end = self.flow.receive(round_)
         self.flow.report(round_, waited_s, {"iteration": iteration, "bucket": 0, "epoch": epoch})
-        reduced = Reduced(bool(end.skipped), self.decision.phase, self.decision.tolerance)
-        self.decision = Decision("critical" if end.critical else "normal", end.tolerance, "told by the server")
+        reduced = Reduced(end is None or bool(end.skipped), self.decision.phase, self.decision.tolerance)
+        if self.residual is not None:
+            self._keep_residual()
+        if end is not None:
+            self.decision = told_by(end)
         self.round += 1
         if not reduced.skipped:
             flat[:] = self.flow.mean.reshape(-1)[:values]
@@ -114,10 +130,18 @@ class Worker:
         np.copyto(self.residual, self.gradient)
         self.residual[self.flow.delivered()] = 0.0
 
-    def end_of(self, round_: int) -> End:
-        """Waits for the end of a round."""
-        limits = self.config.deadlines
-        limit_s = limits.step_s + 2 * limits.round_s
+    def end_of(self, round_: int, limit_s: float) -> End | None:
+        """The end of a round that the server cannot count without this worker; None when it does not come in time."""
+        try:
+            return self._end_of(round_, limit_s)
+        except RoundTimeout:
+            return None
+
+    def verdict_of(self, round_: int) -> End:
+        """The end of a round that may count: only the server knows. Raises RoundTimeout when it does not say."""
+        return self._end_of(round_, VERDICT_ROUNDS * self.config.deadlines.round_s)
+
+    def _end_of(self, round_: int, limit_s: float) -> End:
         return self.link.wait_for(End, lambda end: end.round == round_, limit_s, "waiting for the end of the round")
 
     def report_epoch(self, epoch: int, row: EpochRow, state: FloatArray) -> None:
@@ -141,7 +165,7 @@ class Worker:
             digest = bytes.fromhex(row.digest)[:32].ljust(32, b"\0")
         except ValueError as error:
             raise DblpError(f"the digest of epoch {epoch} is not hexadecimal: {row.digest!r}") from error
-        self.link.control.send(Epoch(epoch, digest), clock() + limits.round_s, self.round)
+        self.link.control.send(Epoch(epoch, self.round, digest), clock() + limits.round_s, self.round)
         verdict = self.link.wait_for(
             Replicas, lambda frame: frame.epoch == epoch, limits.step_s, "comparing the replicas"
         )

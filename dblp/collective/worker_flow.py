@@ -10,6 +10,7 @@ import numpy as np
 from dblp import wire
 from dblp.chunks import BoolArray, FloatArray, need, unpack_bits
 from dblp.collective.bounded import DOWN, UP, ReceiveLoop, Sent, make_sender, send_round
+from dblp.collective.deadline import Deadline
 from dblp.collective.handshake import DATA, check_welcome, connect, first_frame, hello
 from dblp.collective.report import (
     report_late,
@@ -21,12 +22,18 @@ from dblp.collective.report import (
 from dblp.collective.stream import StreamBroken, StreamReceive, send_stream
 from dblp.errors import ConnectError, PeerLost, RoundTimeout
 from dblp.io import Control, clock, socket_drops
-from dblp.receiver import Receiver, ReceiverState
+from dblp.receiver import Receiver
 from dblp.sender import Sender
 from dblp.wire import End, Frame, Stop
 
 if TYPE_CHECKING:
     from dblp.collective.worker import Worker
+
+
+SILENCE_ROUNDS = 2.0
+"""Deadlines of a round that a worker bears in a round in which it hears nothing of the server."""
+BROADCAST_ROUNDS = 1.5
+"""Deadlines of a round from the stop of the gradient to the broadcast: the server may still wait for other workers."""
 
 
 class Ending:
@@ -63,39 +70,44 @@ class BoundedWorker:
         self._down: ReceiveLoop | None = None
 
     def send(self, round_: int, values: FloatArray) -> None:
-        """The gradient up. Raises RoundTimeout when the server never says stop."""
-        limits = self.config.deadlines
+        """The gradient up, until the server says stop, or is silent for so long that nothing can get through."""
         machine = make_sender(self.config, self.link, round_, UP, self.worker.rank, self.window)
-        # The server's deadline comes first and tells the outcome; this one is for a server that is gone.
-        sent = send_round(self.link, machine, values, clock() + 2 * limits.round_s + limits.step_s)
-        if machine.stop is None:
-            raise RoundTimeout(self.link.peer, round_, "sending the gradient", 2 * limits.round_s + limits.step_s)
+        # The server's deadline comes first and tells the outcome; this one is for frames that cannot get through.
+        sent = send_round(self.link, machine, values, clock() + SILENCE_ROUNDS * self.config.deadlines.round_s)
         self._up = machine, sent
 
     def delivered(self) -> BoolArray:
-        """Which chunks of the gradient the server has, from its final bitmap."""
+        """Which chunks of the gradient the server has, from its final bitmap; none where that did not come."""
         assert self._up is not None
-        assert self._up[0].stop is not None
-        return unpack_bits(self._up[0].stop.bits, self.layout.chunks)
+        stop = self._up[0].stop
+        return np.zeros(self.layout.chunks, np.bool_) if stop is None else unpack_bits(stop.bits, self.layout.chunks)
 
-    def receive(self, round_: int) -> End:
-        """The mean down, into `mean`; returns when the round is over for everybody."""
-        worker, profile, limits = self.worker, self.config.profile, self.config.deadlines
+    def receive(self, round_: int) -> End | None:
+        """The mean down, into `mean`; returns when the round is over for everybody.
+
+        None: it is over because it cannot count without the stop of the broadcast that this worker has not told.
+        """
+        assert self._up is not None
+        worker, profile = self.worker, self.config.profile
         tolerance = worker.decision.tolerance if profile.broadcast == "bounded" else 0.0
         goal = need(self.layout.chunks, tolerance, profile.threshold)
         if profile.broadcast == "bounded" and profile.broadcast_fill == "zero":
             self.mean[:] = 0.0
         machine = Receiver(round_, DOWN, self.layout.chunks, goal, self.required)
         ending = Ending(round_)
-        loop = ReceiveLoop(self.link, machine, self.mean, ending)
-        loop.run(limits.step_s + 3 * limits.round_s, limits.round_s)
+        loop = ReceiveLoop(self.link, machine, self.mean, ending, quiet=True)
+        limit_s = self.config.deadlines.round_s
+        loop.run(Deadline(BROADCAST_ROUNDS * limit_s if self._up[0].stop is not None else 0.0, limit_s))
         self._down = loop
-        if machine.finished:
-            self.link.stand_by(machine.stop())
-        if ending.end is None:
-            outcome = "ok" if machine.state is ReceiverState.COMPLETE else "deadline"
+        if loop.told is not None:
+            self.link.stand_by(loop.told)
+            outcome = "ok" if loop.told.outcome == 0 else "deadline"
             self._report_received(machine, goal, worker.decision.phase, tolerance, outcome)
-        return ending.end or worker.end_of(round_)
+        if ending.end is not None:
+            return ending.end
+        if loop.told is not None and (loop.told.outcome == 0 or profile.on_deadline == "accept"):
+            return worker.verdict_of(round_)
+        return worker.end_of(round_, limit_s if loop.told is not None else 0.0)
 
     def report(self, round_: int, gate_s: float, place: dict[str, Any]) -> None:
         """The worker's half of the round's row; `place` says iteration, bucket and epoch."""
@@ -145,24 +157,20 @@ class StreamWorker:
         self.sock: socket.socket | None = None
         self._sent = Sent()
         self._outcome = "ok"
+        self._silent_until = 0.0
         self._straggling_s = 0.0
 
     def send(self, round_: int, values: FloatArray) -> None:
-        limits = self.config.deadlines
+        self._silent_until = clock() + SILENCE_ROUNDS * self.config.deadlines.round_s
         self._sent, self._outcome = Sent(began_s=clock(), ended_s=clock()), "censored"
         sock = self._connected()
         if sock is None:
             return
         stop: Stop | None = None
         try:
-            self._sent, stop = send_stream(
-                self.link, sock, self.session, round_, UP, values, clock() + 2 * limits.round_s
-            )
+            self._sent, stop = send_stream(self.link, sock, self.session, round_, UP, values, self._silent_until)
         except StreamBroken:
-            stop = self.link.wait_for(
-                Stop, lambda s: s.round == round_, 2 * limits.round_s, "waiting for the stop of a broken stream"
-            )
-            self._sent.ended_s = clock()
+            self._sent.ended_s = clock()  # the server's stop or end comes on the control connection
         if stop is not None and stop.outcome == 0:
             self._outcome = "ok"
         else:
@@ -171,19 +179,22 @@ class StreamWorker:
     def delivered(self) -> BoolArray:
         return np.full(self.layout.chunks, self._outcome == "ok")
 
-    def receive(self, round_: int) -> End:
-        """The mean down, or the end of a round that was given up."""
+    def receive(self, round_: int) -> End | None:
+        """The mean down, or the end of a round that was given up.
+
+        None: it is over because it cannot count without the broadcast that this worker has not confirmed.
+        """
         if self.sock is None:
-            return self.worker.end_of(round_)
-        limits, began = self.config.deadlines, clock()
+            return self.worker.end_of(round_, max(0.0, self._silent_until - clock()))
+        limit_s, began = self.config.deadlines.round_s, clock()
         ending = Ending(round_)
         loop = StreamReceive(self.link, self.sock, self.session, round_, DOWN, self.mean, ending)
         try:
-            loop.run(limits.step_s + 3 * limits.round_s, limits.round_s)
+            loop.run(Deadline(BROADCAST_ROUNDS * limit_s, limit_s))
         except StreamBroken:
             self._drop()
-        if not loop.complete and loop.first_at is not None:
-            self._drop()
+        if not loop.complete and (loop.first_at is not None or ending.end is None):
+            self._drop()  # the server has given this connection up, or will; only a skip before the broadcast keeps it
         self._straggling_s = max(0.0, (loop.first_at or clock()) - began)
         if ending.end is None:
             report_stream_received(
@@ -196,7 +207,9 @@ class StreamWorker:
                 phase=self.worker.decision.phase,
                 outcome="ok" if loop.complete else "censored",
             )
-        return ending.end or self.worker.end_of(round_)
+        if ending.end is not None:
+            return ending.end
+        return self.worker.verdict_of(round_) if loop.complete else self.worker.end_of(round_, limit_s)
 
     def report(self, round_: int, gate_s: float, place: dict[str, Any]) -> None:
         wait_s = gate_s + self._straggling_s

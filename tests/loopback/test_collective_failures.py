@@ -330,4 +330,4 @@ def test_digest_that_is_no_hexadecimal_is_the_callers_mistake() -> None:
 
 
 def test_frame_of_the_epoch_carries_the_first_32_bytes_of_the_digest() -> None:
-    assert wire.encode(Epoch(1, b"\xab" * 32))[-32:] == b"\xab" * 32
+    assert wire.encode(Epoch(1, 5, b"\xab" * 32))[-32:] == b"\xab" * 32

@@ -10,6 +10,7 @@ import pytest
 
 from dblp.chunks import Layout
 from dblp.collective.bounded import ReceiveLoop, send_round
+from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
 from dblp.collective.stream import StreamReceive, send_stream
 from dblp.collective.worker_flow import Ending
@@ -76,7 +77,7 @@ def sent_up(pair: Pair) -> None:
 
 def receive_down(pair: Pair) -> Ending:
     ending = Ending(0)
-    ReceiveLoop(pair.link, Receiver(0, DOWN, 8, 8), LAYOUT.matrix(), ending).run(1.0, 1.0)
+    ReceiveLoop(pair.link, Receiver(0, DOWN, 8, 8), LAYOUT.matrix(), ending).run(Deadline(1.0, 1.0))
     return ending
 
 
@@ -102,7 +103,7 @@ def test_end_that_is_read_with_the_stop_of_a_stream_ends_the_wait(pair: Pair) ->
     _, stop = send_stream(pair.link, ours, 5, 0, UP, LAYOUT.matrix(), clock() + 2.0)
     assert stop == STOP
     ending = Ending(0)
-    StreamReceive(pair.link, ours, 5, 0, DOWN, LAYOUT.matrix(), ending).run(1.0, 1.0)
+    StreamReceive(pair.link, ours, 5, 0, DOWN, LAYOUT.matrix(), ending).run(Deadline(1.0, 1.0))
     assert ending.end == END
 
 
