@@ -109,7 +109,7 @@ class Worker:
         self.flow.report(round_, waited_s, {"iteration": iteration, "bucket": 0, "epoch": epoch})
         reduced = Reduced(end is None or bool(end.skipped), self.decision.phase, self.decision.tolerance)
         if self.residual is not None:
-            self._keep_residual()
+            self._keep_residual(reduced.skipped)
         if end is not None:
             self.decision = told_by(end)
         self.round += 1
@@ -124,11 +124,12 @@ class Worker:
         self.events.gate(round_)
         return clock() - began
 
-    def _keep_residual(self) -> None:
-        """Error feedback: what the server does not have is added to the next gradient."""
+    def _keep_residual(self, skipped: bool) -> None:
+        """Error feedback: what was not applied is added to the next gradient; of a skipped round that is all of it."""
         assert self.residual is not None
         np.copyto(self.residual, self.gradient)
-        self.residual[self.flow.delivered()] = 0.0
+        if not skipped:
+            self.residual[self.flow.delivered()] = 0.0
 
     def end_of(self, round_: int, limit_s: float) -> End | None:
         """The end of a round that the server cannot count without this worker; None when it does not come in time."""

@@ -252,3 +252,15 @@ def only_wait_for_stop(link: Any, round_: int, deadline: float) -> Any:
     stop = link.wait_for(Stop, lambda frame: frame.round == round_, deadline - clock(), "testing")
     sent.ended_s = clock()
     return sent, stop
+
+
+def test_error_feedback_keeps_the_whole_gradient_of_a_skipped_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 2 delivers nothing in round 0, the others everything: none of it was applied, so all of it comes later."""
+    base = free_base()
+    with_loss(monkeypatch, base, masked(3, lambda d, rank, round_: float((d, rank, round_) == ("up", 2, 0))))
+    profile = dataclasses.replace(RECOMMENDED, error_feedback=True)
+    config = config_of(EXACT, profile, deadlines=SHORT)
+    outcome = run_world(config, rounds_body(TENSORS, 2), TENSORS, base=base)
+    exact = mean_of(TENSORS, 0).astype(np.float64) + mean_of(TENSORS, 1)
+    for got in vectors(outcome).values():
+        assert np.allclose(got[1], exact, atol=1e-5)
