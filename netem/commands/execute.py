@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """As shells, env(1) and sudo say it."""
+_USAGE = "dblp-netem exec [--lab LAB] HOST -- COMMAND..."
 
 
 def exec_(
@@ -42,9 +43,9 @@ def exec_(
     from netem.kernel.errors import KernelError
     from netem.lab import Lab
 
-    argv = command[1:] if command[0] == "--" else command
+    lab, argv = _late_lab(command, lab)
     if not argv:
-        raise CommandError("give a command: dblp-netem exec HOST -- COMMAND...", USAGE)
+        raise CommandError(f"give a command: {_USAGE}", USAGE)
     preflight.require()
     wanted = labs.choose(labs.look(state_dir)[0], lab, "such as --lab ID")
     names = [entry["name"] for entry in wanted.hosts]
@@ -60,6 +61,23 @@ def exec_(
         forward_to(child)
         status = _await(child)
     return 128 - status if status < 0 else status
+
+
+def _late_lab(command: list[str], lab: str | None) -> tuple[str | None, list[str]]:
+    """The lab and the program, where `--lab LAB` stands behind the host; other options must stand before it."""
+    if not command[0].startswith("-"):
+        return lab, command
+    own, program = command, list[str]()
+    if "--" in command:
+        at = command.index("--")
+        own, program = command[:at], command[at + 1 :]
+    if len(own) == 1 and own[0].startswith("--lab="):
+        lab = own[0].removeprefix("--lab=")
+    elif len(own) == 2 and own[0] == "--lab":
+        lab = own[1]
+    elif own:
+        raise CommandError(f"{own[0]}: options stand before the host: {_USAGE}", USAGE)
+    return lab, program
 
 
 def _environment(lab: labs.Standing, host: str) -> dict[str, str]:

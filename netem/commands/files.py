@@ -39,7 +39,7 @@ def validate(
     results: list[dict[str, Any]] = []
     for name in names:
         try:
-            results.append(_valid(name, options.overrides(set_, seed)))
+            results.append(_valid(name, set_, seed))
         except SpecError as error:
             results.append({"name": name, "ok": False, "error": error.as_json()})
             report(translate(error), as_json=False)
@@ -51,10 +51,10 @@ def validate(
     return OK if ok else USAGE
 
 
-def _valid(name: str, overrides: list[str]) -> dict[str, Any]:
+def _valid(name: str, set_: list[str] | None, seed: int | None) -> dict[str, Any]:
     from netem.spec import Topology, iterations_total
 
-    loaded = load(name, overrides)
+    loaded = load(name, set_, seed)
     if isinstance(loaded, Topology):
         words = f"1 server, {_count(len(loaded.workers), 'worker')}"
         return {"name": name, "ok": True, "kind": "topology", "file": name, "summary": words}
@@ -81,7 +81,7 @@ def show(
     from netem.commands.describe import scenario_lines, topology_lines
     from netem.spec import Topology, resolved_yaml
 
-    loaded = load(name, options.overrides(set_, seed))
+    loaded = load(name, set_, seed)
     spec = loaded if isinstance(loaded, Topology) else loaded.spec
     if json:
         kind = "topology" if isinstance(spec, Topology) else "scenario"
@@ -107,13 +107,15 @@ def schema(
     return OK
 
 
-def load(name: str, overrides: list[str]) -> Loaded | Topology:
+def load(name: str, set_: list[str] | None, seed: int | None = None) -> Loaded | Topology:
     """A scenario or topology, whichever the name means, checked as far as `run` would. Raises SpecError."""
-    from netem.spec import load_scenario, load_topology
+    from netem.spec import SpecError, load_scenario, load_topology
 
     if kind_of(name) is Kind.topology:
-        return load_topology(name, overrides)
-    loaded = load_scenario(name, overrides)
+        if seed is not None:
+            raise SpecError(name, None, "--seed", "a topology has no seed")
+        return load_topology(name, options.overrides(set_))
+    loaded = load_scenario(name, options.overrides(set_, seed))
     from netem.experiment import check
 
     check(loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -93,6 +94,7 @@ def up(
     from netem.spec import load_topology
 
     spec = load_topology(topology, options.overrides(set_))
+    _check_name(name)
     from netem import preflight
     from netem.experiment.prepare import shapes_uplinks
     from netem.experiment.wiring import Wiring
@@ -122,6 +124,15 @@ def up(
         built.close()
         raise
     return OK
+
+
+def _check_name(name: str | None) -> None:
+    """The same rule as for the name in a file."""
+    from netem.spec.fields import NAME_PATTERN
+
+    if name is not None and not re.fullmatch(NAME_PATTERN.strip("^$"), name):
+        rule = "letters, digits, dot, underscore and hyphen, the first a letter or digit, at most 64"
+        raise CommandError(f"--name: {name[:80]!r} is not a valid name: {rule}", USAGE)
 
 
 def _print_built(lab: Lab, links: str, took_s: float, json: bool) -> None:

@@ -9,6 +9,16 @@ import typer
 
 from netem.state import DEFAULT_DIR
 
+MAX_SEED = 2**63 - 1
+
+
+def _seed(text: str) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 25 and int(digits) <= MAX_SEED):
+        raise typer.BadParameter(f"{text[:40]!r} is not a seed: a whole number from 0 to 2^63-1")
+    return int(digits)
+
+
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario: path or bare name, such as burst90.", show_default=False)
 ]
@@ -39,7 +49,8 @@ Overrides = Annotated[
     ),
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", min=0, metavar="N", help="Override the scenario's seed.", show_default=False)
+    int | None,
+    typer.Option("--seed", parser=_seed, metavar="N", help="Override the scenario's seed.", show_default=False),
 ]
 Json = Annotated[
     bool, typer.Option("--json", metavar="", help="Machine-readable output on standard output, errors too.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +14,28 @@ from netem.commands import options
 from netem.commands.failure import OK, print_json
 
 
+def _out(given: str | Path) -> Path:
+    """A folder that is there or can be made, as far as can be told without making it."""
+    if not str(given).strip():
+        raise typer.BadParameter("it is empty; name the folder in which the run's folder is made, such as runs")
+    path = Path(given)
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    try:
+        if not there.is_dir():
+            raise NotADirectoryError(20, "not a folder", str(there))
+        if os.geteuid() == 0:  # others cannot run anything, and may look at a plan
+            tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise typer.BadParameter(f"no folder can be made in {there}: {error.strerror}") from error
+    return path
+
+
 def run(
     scenario: options.ScenarioName,
     set_: options.Overrides = None,
     seed: options.Seed = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where the run's folder is made.", file_okay=False)
+        Path, typer.Option("--out", parser=_out, metavar="DIR", help="Where the run's folder is made.")
     ] = Path("runs"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Say what would be done, and do nothing.")

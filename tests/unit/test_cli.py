@@ -130,6 +130,8 @@ def test_errors_are_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ["run", "burst90", "--frob"],
         ["run", "burst90", "--seed", "x"],
         ["run", "burst90", "--seed", "-1"],
+        ["run", "burst90", "--out", ""],
+        ["run", "burst90", "--out", "pyproject.toml/x"],
     ],
 )
 def test_wrong_usage_is_status_2_with_a_hint(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
