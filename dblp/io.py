@@ -24,6 +24,8 @@ from dblp.wire import HEADER_BYTES, Frame, FrameReader, Refuse, encode, encode_h
 
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 SO_MEMINFO = 55
+QUEUE_PAUSE_S = 0.001
+"""Pause after ENOBUFS: the full queue is the interface's, so the socket is writable all the time (udp(7))."""
 MAX_DATAGRAM = 65507
 MAX_SEGMENTS = 64
 # What the kernel charges the buffer for one MTU-sized datagram: 2 KiB of data and the skb, with room for a bad layout.
@@ -86,8 +88,10 @@ class DataCounts:
 class DataSocket:
     """One connected UDP socket that carries the chunks of one layout and session, in both directions of a batch."""
 
-    def __init__(self, sock: socket.socket, layout: Layout, session: int, *, offload: bool = True) -> None:
-        self.sock, self.layout, self.session = sock, layout, session
+    def __init__(
+        self, sock: socket.socket, layout: Layout, session: int, *, offload: bool = True, peer: str = "the peer"
+    ) -> None:
+        self.sock, self.layout, self.session, self.peer = sock, layout, session, peer
         self.stride = HEADER_BYTES + 4 * layout.chunk_values
         self.counts = DataCounts()
         self.segments = min(MAX_SEGMENTS, MAX_DATAGRAM // self.stride)
@@ -127,6 +131,13 @@ class DataSocket:
 
         Raises RoundTimeout when the socket takes nothing until the deadline.
         """
+        began = clock()
+        try:
+            return self._send_batch(values, round_, batch, deadline)
+        except TimeoutError as error:
+            raise RoundTimeout(self.peer, round_, f"sending datagrams ({error})", deadline - began) from error
+
+    def _send_batch(self, values: FloatArray, round_: int, batch: Batch, deadline: float) -> int:
         count, last = len(batch.sequences), self.layout.chunks - 1
         headers = self._staging_headers[:count]
         headers["round"] = round_
@@ -155,20 +166,24 @@ class DataSocket:
         return size
 
     def _send_one(self, data: memoryview, deadline: float) -> bool:
-        """False when the kernel refuses to segment here (no checksum offload on old kernels): use the plain path."""
+        """False when the kernel refuses to segment here (no checksum offload on old kernels): use the plain path.
+
+        Raises TimeoutError at the deadline.
+        """
         while True:
             try:
                 self.sock.send(data)
                 return True
             except (BlockingIOError, InterruptedError):
                 if not wait([self.fileno()], deadline - clock(), select.POLLOUT):
-                    raise RoundTimeout("network", -1, "sending a datagram", 0.0) from None
+                    raise TimeoutError("the socket's buffer stays full") from None
             except ConnectionRefusedError:
                 continue  # an ICMP answer to an earlier datagram; the peer may not be listening yet
             except OSError as error:
                 if error.errno == errno.ENOBUFS:
-                    if clock() > deadline:
-                        raise RoundTimeout("network", -1, "sending a datagram", 0.0) from error
+                    if clock() >= deadline:
+                        raise TimeoutError("the interface's queue stays full") from error
+                    wait([], QUEUE_PAUSE_S)
                     continue
                 if error.errno == errno.EIO and self.gso:
                     self.gso = False

@@ -9,6 +9,7 @@ from dblp.chunks import FloatArray, send_order
 from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
 from dblp.config import Config
+from dblp.errors import RoundTimeout
 from dblp.io import DataSocket, clock, wait
 from dblp.receiver import Receiver, ReceiverState
 from dblp.sender import Sender
@@ -50,9 +51,22 @@ def make_sender(config: Config, link: Link, round_: int, direction: int, rank: i
 
 
 def send_round(link: Link, machine: Sender, values: FloatArray, deadline: float) -> Sent:
-    """Sends `values` (chunks, chunk_values) until the receiver says stop; aborts the machine at the deadline."""
-    data = _data(link)
+    """Sends `values` (chunks, chunk_values) until the receiver says stop; aborts the machine at the deadline.
+
+    Nothing is raised at the deadline, also where the network takes no more data: it ends this round, not the run.
+    """
     sent = Sent(began_s=clock())
+    try:
+        _send_until_stopped(link, machine, values, deadline, sent)
+    except RoundTimeout:
+        machine.abort()
+    sent.ended_s = clock()
+    link.rtt_s = machine.rtt_s
+    return sent
+
+
+def _send_until_stopped(link: Link, machine: Sender, values: FloatArray, deadline: float, sent: Sent) -> None:
+    data = _data(link)
     link.replay()
     while not machine.finished:
         now = clock()
@@ -75,9 +89,6 @@ def send_round(link: Link, machine: Sender, values: FloatArray, deadline: float)
                 link.control.send(effect.probe, deadline, machine.round)
         if batch is None and not machine.finished:
             _sleep(link, machine, deadline)
-    sent.ended_s = clock()
-    link.rtt_s = machine.rtt_s
-    return sent
 
 
 def _sleep(link: Link, machine: Sender, deadline: float) -> None:

@@ -183,7 +183,7 @@ def open_link(
     made = events.socket("udp", SOCKET_BYTES, SOCKET_BYTES)
     sock = udp_socket((own, own_ports[0]), made)
     sock.connect((peer, peer_ports[0]))
-    data, hints = DataSocket(sock, layout, session, offload=config.offload), None
+    data, hints = DataSocket(sock, layout, session, offload=config.offload, peer=control.peer), None
     if config.profile.hints:
         sock = udp_socket((own, own_ports[1]))
         sock.connect((peer, peer_ports[1]))

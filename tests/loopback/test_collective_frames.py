@@ -149,6 +149,19 @@ def test_last_words_of_a_peer_that_has_gone_are_heard_first(pair: Pair) -> None:
         pair.link.poll()
 
 
+def test_network_that_takes_nothing_ends_the_round_at_its_deadline(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(data: DataSocket, values: object, round_: int, batch: object, deadline: float) -> int:
+        raise RoundTimeout(data.peer, round_, "sending datagrams", 0.1)
+
+    monkeypatch.setattr(DataSocket, "send", full)
+    machine = Sender(0, DOWN, np.arange(8), window=64, pipelined=False)
+    send_round(pair.link, machine, LAYOUT.matrix(), clock() + 0.1)
+    assert machine.finished
+    assert machine.stop is None
+
+
 def test_closed_connection_is_a_lost_peer(pair: Pair) -> None:
     pair.peer.close()
     with pytest.raises(PeerLost, match="lost peer in round 9 while sending Hello"):

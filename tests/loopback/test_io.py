@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import struct
@@ -186,9 +187,26 @@ def test_full_socket_is_a_timeout_at_the_deadline(monkeypatch: pytest.MonkeyPatc
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with one, other:
         data = make(one, "no offload", monkeypatch)
-        with pytest.raises(RoundTimeout, match="sending a datagram"):
+        with pytest.raises(RoundTimeout, match=r"the peer, round 4: sending datagrams \(.*full\) took longer than 0.0"):
             for _ in range(10_000):
-                data.send(VALUES, 0, batch([1]), clock() + 0.05)
+                data.send(VALUES, 4, batch([1]), clock() + 0.05)
+
+
+def test_full_interface_queue_is_asked_again_after_pauses(socks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make(socks[0], "no offload", monkeypatch)
+    calls = []
+
+    class Full:
+        """A socket whose interface has no room: send fails at once, however often."""
+
+        def send(self, _: memoryview) -> int:
+            calls.append(clock())
+            raise OSError(errno.ENOBUFS, "No buffer space available")
+
+    data.sock = Full()  # type: ignore[assignment]
+    with pytest.raises(RoundTimeout, match="interface's queue stays full"):
+        data.send(VALUES, 0, batch([1]), clock() + 0.05)
+    assert 2 <= len(calls) <= 60
 
 
 def test_too_large_datagram_names_the_mtu(monkeypatch: pytest.MonkeyPatch) -> None:
