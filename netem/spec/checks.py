@@ -132,12 +132,16 @@ def _check_transport(transport: TransportSpec, spec: Scenario, source: Source, a
             raise source.error((*at, key), message)
         if not given and key in wanted:
             raise source.error((*at, key), f"is required for a transport of kind {transport.kind}")
+    for key in ("low", "high", "fixed"):
+        if getattr(transport, key) == 1:
+            message = "100% is out of range; allowed: 0% to less than 100%, some of a round has to arrive"
+            raise source.error((*at, key), message)
     if transport.low is not None and transport.high is not None and transport.low > transport.high:
         raise source.error((*at, "low"), "the tolerance of critical phases (low) is above that of normal phases (high)")
     total = iterations_total(spec)
     for first, last in transport.detector.critical if transport.detector else ():
-        if first >= total:
-            message = f"{first}..{last} starts after the last iteration, {total - 1} (iterations are 0-based)"
+        if last >= total:
+            message = f"{first}..{last} ends after the last iteration, {total - 1} ({total} iterations, 0-based)"
             raise source.error((*at, "detector", "schedule", "critical"), message)
 
 

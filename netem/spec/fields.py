@@ -135,11 +135,15 @@ def explain(error: Any) -> tuple[Path_, Path_, str]:
 
 
 _TYPES = {
-    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-    "bool_type": "true or false", "string_type": "text", "tuple_type": "a list", "dict_type": "a mapping",
-    "model_type": "a mapping", "model_attributes_type": "a mapping", "finite_number": "a finite number",
+    "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller whole number", "float_parsing": "a number", "list_type": "a list",
+    "float_type": "a number", "bool_type": "true or false", "string_type": "text", "tuple_type": "a list",
+    "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping", "finite_number": "a finite number",
 }  # fmt: skip
-_LIMITS = {"greater_than_equal": ("ge", "or more"), "greater_than": ("gt", ""), "less_than_equal": ("le", "or less")}
+_LIMITS = {
+    "greater_than_equal": ("ge", "{} or more"), "greater_than": ("gt", "more than {}"),
+    "less_than_equal": ("le", "{} or less"), "less_than": ("lt", "less than {}"),
+}  # fmt: skip
 
 
 def _sentence(kind: str, context: dict[str, Any], value: object, fallback: str) -> str:
@@ -148,8 +152,7 @@ def _sentence(kind: str, context: dict[str, Any], value: object, fallback: str) 
         return f"expected {_TYPES[kind]}, got {shown(value)}{hint}"
     if kind in _LIMITS:
         key, words = _LIMITS[kind]
-        limit = f"{context[key]} {words}".strip() if words else f"more than {context[key]}"
-        return f"{shown(value)} is out of range; allowed: {limit}"
+        return f"{shown(value)} is out of range; allowed: {words.format(context[key])}"
     if kind == "literal_error":
         allowed = context["expected"].replace("'", "").replace(" or ", ", ")
         return f"{shown(value)} is not allowed; allowed: {allowed}" + _guess(value, allowed)
@@ -163,7 +166,7 @@ def _sentence(kind: str, context: dict[str, Any], value: object, fallback: str) 
     if kind in ("too_short", "too_long"):
         wanted = context.get("min_length", context.get("max_length"))
         return f"expected {wanted} entries, got {context['actual_length']}"
-    return fallback
+    return f"{fallback.replace('Input should be', 'expected', 1)}, got {shown(value)}"
 
 
 def _guess(value: object, allowed: str) -> str:

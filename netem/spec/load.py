@@ -171,11 +171,11 @@ def _files(folder: Path) -> list[Path]:
 def _missing(kind: Kind, name: str, asked_at: Node | None, as_path: Path) -> SpecError:
     known = available(kind)
     if as_path.is_dir() and _is_path(name):
-        message = f"{name} is a folder, not a {kind}"
+        message = f"is a folder, not a {kind}"
     elif _is_path(name):
-        message = f"no such file: {as_path}{did_you_mean(Path(name).stem, known)}"
+        message = f"no such file{did_you_mean(Path(name).stem, known)}"
     else:
         message = f"no {kind} {name!r}{did_you_mean(name, known)} (known: {', '.join(known) or 'none'})"
     if asked_at is not None:
-        return asked_at.error(message)
+        return asked_at.error(f"{as_path}: {message}" if _is_path(name) else message)
     return SpecError(name, None, "", message)

@@ -15,6 +15,10 @@ _REPLACED_WHOLE = frozenset({"topology", "detector"})
 _SHORTHANDS = {"topology": "extends", "profile": "base"}
 """Keys whose text value stands for a mapping, so that `--set topology.workers=8` works on `topology: star3`."""
 
+_LISTS = frozenset({"bursts", "expect", "switches", "links"})
+MAX_ECHO = 100
+"""Characters of an assignment that an error repeats."""
+
 
 def merge(base: Node, over: Node) -> Node:
     """`over` on top of `base`; both are mappings."""
@@ -42,7 +46,8 @@ def override(root: Node, assignment: str) -> Node:
     """The tree with `key=value` applied: a dotted path, and a value in YAML; null removes the key. Raises SpecError."""
     name, equals, text = assignment.partition("=")
     path = tuple(int(part) if part.isdigit() else part for part in name.strip().split("."))
-    mark = Mark(f"--set {assignment}", None, path)
+    shown = assignment if len(assignment) <= MAX_ECHO else f"{assignment[: MAX_ECHO - 3]}..."
+    mark = Mark(f"--set {shown}", None, path)
     if not equals or any(part == "" for part in path):
         raise SpecError(mark.file, None, "", "expected key=value such as seed=3 or bursts.0.loss=80%")
     value = parse_value(text, mark, lines=False)
@@ -52,6 +57,8 @@ def override(root: Node, assignment: str) -> Node:
 def _assign(node: Node, path: Path_, value: Node, done: Path_) -> Node:
     key, rest = path[0], path[1:]
     node = _widen(node, value, done)
+    if isinstance(key, int) and done and done[-1] in _LISTS and not node.elements and not node.items:
+        raise _error(value, done, f"there is no {dotted((*done, key))}: the file has no {done[-1]}")
     if node.elements or node.value == ():
         return _assign_element(node, key, rest, value, done)
     if not node.is_mapping and node.value is not None:

@@ -137,6 +137,7 @@ def test_the_default_detector() -> None:
         ("{schedule: {critical: -3}}", "detector.schedule.critical", "is not a range of iterations"),
         ("{schedule: {critical: [0..14, 10..20]}}", "detector.schedule.critical", "0..14 and 10..20 overlap"),
         ("{schedule: {critical: 200..300}}", "detector.schedule.critical", "after the last iteration, 119"),
+        ("{schedule: {critical: [3, 100..120]}}", "detector.schedule.critical", "after the last iteration, 119"),
         ("{schedule: {critcal: 0}}", "detector.schedule.critcal", "did you mean 'critical'?"),
         ("{paper: {eta: 0}}", "detector.paper.eta", "above 0"),
         ("{every-n-rounds: {n: 0}}", "detector.every-n-rounds.n", "1 or more"),
@@ -155,6 +156,10 @@ def test_detectors_refused(new: str, key: str, words: str) -> None:
     [
         ("seed: 7", "sede: 7", 2, "sede", "did you mean 'seed'?"),
         ("seed: 7", "seed: -1", 2, "seed", "allowed: 0 or more"),
+        ("seed: 7", f"seed: {2**63}", 2, "seed", f"allowed: less than {2**63}"),
+        ("epochs: 8", "epochs: 8, momentum: 1", 4, "workload.momentum", "1 is out of range; allowed: less than 1"),
+        ("epochs: 8", "epochs: 8, momentum: .inf", 4, "workload.momentum", "expected a finite number, got inf"),
+        ("fixed: 0.8%", "fixed: 100%", 7, "transports.mlt.fixed", "allowed: 0% to less than 100%"),
         ("seed: 7", "seed: 1.5", 2, "seed", "expected a whole number"),
         ("topology: star3", "topology: star33", 3, "topology", "did you mean 'star3'?"),
         ("topology: star3", "topology: {star: {workers: 200}}", 3, "topology.star.workers", "allowed: 1 to 64"),
@@ -328,6 +333,12 @@ def test_later_overrides_see_earlier_ones() -> None:
     assert [burst.iteration for burst in spec.bursts] == [2]
 
 
+@pytest.mark.parametrize("bursts", ["", "bursts: []\n", "bursts:\n"])
+def test_an_override_of_a_burst_that_is_not_there(bursts: str) -> None:
+    text = f"topology: star3\nworkload: {{kind: replay, chunks: 1, iterations: 9}}\ntransports: {{tcp: {{}}}}\n{bursts}"
+    assert refused(text, "bursts.0.loss=80%").message == "there is no bursts.0: the file has no bursts"
+
+
 @pytest.mark.parametrize(
     ("override", "key", "words"),
     [
@@ -403,7 +414,7 @@ def test_without_a_name_the_file_gives_it(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("brust90", "no scenario 'brust90'; did you mean 'burst90'? (known: adaptive, burst60"),
-        ("scenarios/brust90.yaml", "no such file: scenarios/brust90.yaml; did you mean 'burst90'?"),
+        ("scenarios/brust90.yaml", "scenarios/brust90.yaml: no such file; did you mean 'burst90'?"),
         ("./somewhere/", "no such file"),
     ],
 )
