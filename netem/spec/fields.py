@@ -136,9 +136,10 @@ def explain(error: Any) -> tuple[Path_, Path_, str]:
 
 _TYPES = {
     "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number",
-    "int_parsing_size": "a smaller whole number", "float_parsing": "a number", "list_type": "a list",
-    "float_type": "a number", "bool_type": "true or false", "string_type": "text", "tuple_type": "a list",
-    "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping", "finite_number": "a finite number",
+    "int_parsing_size": "a smaller whole number", "float_parsing": "a number", "float_type": "a number",
+    "finite_number": "a finite number", "bool_type": "true or false", "string_type": "text",
+    "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
 }  # fmt: skip
 _LIMITS = {
     "greater_than_equal": ("ge", "{} or more"), "greater_than": ("gt", "more than {}"),
