@@ -85,7 +85,13 @@ def check(loaded: Loaded) -> None:
         except ConfigError as error:
             at = ("workload", *error.path[1:]) if error.path[:1] == ("workload",) else ("transports", name)
             raise loaded.source.error(at, str(error)) from error
-    check_all(loaded.spec.expect, list(loaded.spec.transports), loaded.source.error)
+    check_all(
+        loaded.spec.expect,
+        list(loaded.spec.transports),
+        loaded.source.error,
+        trains=not isinstance(loaded.spec.workload, Replay),
+        bursts=bool(loaded.spec.bursts),
+    )
 
 
 def profile_of(loaded: Loaded) -> Profile:
@@ -98,6 +104,13 @@ def profile_of(loaded: Loaded) -> Profile:
             ("profile",) if key in ("profile", "base") else ("profile", key.removesuffix("_s"))
         )
         raise loaded.source.error(path, error.message) from error
+
+
+def gradient_bytes(spec: Scenario) -> int:
+    """Bytes of one gradient of a replay; of a model 0: those that are shipped fit anywhere."""
+    if not isinstance(spec.workload, Replay):
+        return 0
+    return int(_workload(spec)["chunks"]) * 4 * wire.chunk_values(spec.topology.mtu)
 
 
 def make_jobs(loaded: Loaded, seed: int, token: str) -> list[Job]:

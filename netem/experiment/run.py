@@ -23,7 +23,7 @@ from netem.experiment.conductor import Conductor, Memory, RunFailed
 from netem.experiment.fabric import Fabric, base_loss
 from netem.experiment.folder import RunFolder, machine
 from netem.experiment.hub import HubError
-from netem.experiment.prepare import Job, check, make_jobs, shapes_uplinks
+from netem.experiment.prepare import Job, check, gradient_bytes, make_jobs, shapes_uplinks
 from netem.experiment.progress import Display
 from netem.experiment.record import Recorder
 from netem.kernel.errors import LabError
@@ -31,7 +31,7 @@ from netem.kernel.user import User
 from netem.lab import Lab, Settings
 from netem.links.base import LinkError, UnsupportedFeature
 from netem.links.choose import BackendChoice, choose
-from netem.preflight import probe, require
+from netem.preflight import probe, require, require_memory
 from netem.spec import Loaded, iterations_per_epoch, iterations_total, timeline
 from netem.state import DEFAULT_DIR, StateError
 
@@ -84,6 +84,7 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
     user = User.caller()
     require(user)
     spec = loaded.spec
+    require_memory(gradient_bytes(spec), len(spec.topology.workers))
     choice = choose(spec.link.backend, spec.link.loss_engine, spec.topology.needs_delay, probe(options.state_dir))
     with RunFolder(options.out, spec, spec.seed, user) as folder:
         return _run_in(folder, loaded, options, choice, console)
