@@ -271,9 +271,13 @@ def parse_body(kind: int, body: bytes | memoryview) -> Frame:
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; bytes may come in pieces of any size."""
+    """Cuts a byte stream into frames; bytes may come in pieces of any size.
 
-    def __init__(self) -> None:
+    `max_bytes` limits the body of a frame; it may be changed between two calls.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
@@ -281,6 +285,8 @@ class FrameReader:
         self._buffer += data
         while len(self._buffer) >= PREFIX_BYTES:
             length, kind = parse_prefix(self._buffer)
+            if length > self.max_bytes:
+                raise PeerProtocolError(f"control frame of {length} bytes; at most {self.max_bytes} are taken here")
             end = PREFIX_BYTES + length
             if len(self._buffer) < end:
                 return

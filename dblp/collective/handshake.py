@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import json
 import socket
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from typing import Any
 
 from dblp.chunks import Layout, TensorSpec
 from dblp.config import Config, Env
-from dblp.errors import ConnectError, HandshakeError, PeerLost, PeerProtocolError
+from dblp.errors import ConnectError, HandshakeError, PeerProtocolError
 from dblp.io import Control, clock, wait
 from dblp.wire import Frame, Hello, Refuse, Welcome, chunk_values
 
@@ -72,8 +74,7 @@ def _short(value: Any) -> str:
 
 def config_differences(config: Config, terms: Terms) -> list[str]:
     """What a worker's terms have otherwise than the server's configuration (the server has no tensors of its own)."""
-    own = Terms.of(dataclasses.replace(config), terms.tensors)
-    return own.differences(terms)
+    return Terms.of(config, terms.tensors).differences(terms)
 
 
 def first_frame(control: Control, deadline: float) -> Frame:
@@ -120,20 +121,14 @@ def hello(config: Config, rank: int, purpose: int, terms: Terms | None) -> Hello
 
 def token_bytes(config: Config) -> bytes:
     """The run's token as 16 bytes; it may be any text."""
-    import hashlib
-
     return hashlib.sha256(config.token.encode()).digest()[:16]
 
 
-def accept_hello(control: Control, config: Config, workers: int, deadline: float) -> Hello:
-    """The Hello of a new connection. Raises HandshakeError (the peer has been told) when it is not one of this run."""
-    try:
-        frame = first_frame(control, deadline)
-    except (PeerLost, PeerProtocolError, ConnectError) as error:
-        raise HandshakeError(str(error)) from error
+def check_hello(control: Control, frame: Frame, config: Config, workers: int) -> Hello:
+    """The Hello of a new connection. Raises HandshakeError (the peer has been told) when it is not of this run."""
     if not isinstance(frame, Hello):
         problem = f"the first frame is {type(frame).__name__}, not Hello"
-    elif frame.token != token_bytes(config):
+    elif not hmac.compare_digest(frame.token, token_bytes(config)):
         problem = "the token is that of another run"
     elif not 1 <= frame.rank <= workers:
         problem = f"rank {frame.rank} is not in 1..{workers}"

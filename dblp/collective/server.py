@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import socket
@@ -12,12 +13,12 @@ import numpy as np
 
 from dblp import wire
 from dblp.chunks import FloatArray
+from dblp.collective.admission import Admission
 from dblp.collective.deadline import Rounds
 from dblp.collective.handshake import (
     CONTROL,
     DATA,
     Terms,
-    accept_hello,
     config_differences,
     refuse,
 )
@@ -30,9 +31,10 @@ from dblp.errors import ConnectError, DblpError, HandshakeError, PeerProtocolErr
 from dblp.events import Events
 from dblp.io import Control, clock, receive_window
 from dblp.tolerance import Decision, policy_from
-from dblp.wire import Bye, End, Epoch, Ready, Replicas, State, Welcome
+from dblp.wire import Bye, End, Epoch, Hello, Ready, Replicas, State, Welcome
 
 LISTEN_STEP_S = 0.2
+WELCOME_LIMIT_S = 5.0
 
 
 class Server:
@@ -82,28 +84,24 @@ class Server:
 
     def _gather(self, listener: socket.socket) -> None:
         """Accepts every worker, and checks that all mean the same run. A stranger is refused and does not count."""
-        deadline = clock() + self.config.deadlines.connect_s
-        while len(self._controls) < self.env.workers:
-            listener.settimeout(max(0.01, deadline - clock()))
-            try:
-                sock, address = listener.accept()
-            except (TimeoutError, BlockingIOError) as error:
-                missing = sorted(set(range(1, self.env.world_size)) - set(self._controls))
-                limit_s = self.config.deadlines.connect_s
-                raise ConnectError(f"worker(s) {missing} did not connect within {limit_s:g} s") from error
-            control = Control(sock, f"{address[0]}:{address[1]}")
-            try:
-                hello = accept_hello(control, self.config, self.env.workers, min(deadline, clock() + 5.0))
-            except HandshakeError:
-                control.close()
-                continue
-            if hello.rank in self._controls or hello.purpose != CONTROL:
-                refuse(control, f"rank {hello.rank} is already connected")
-                control.close()
-                continue
-            control.peer = f"worker {hello.rank} ({address[0]})"
-            self._controls[hello.rank] = control
-            self._agree(control, Terms.parse(hello.metadata, control.peer))
+        limit_s = self.config.deadlines.connect_s
+        deadline = clock() + limit_s
+        with contextlib.closing(Admission(listener, self.config, self.env.workers)) as admission:
+            while len(self._controls) < self.env.workers:
+                let_in = admission.next(deadline)
+                if let_in is None:
+                    missing = sorted(set(range(1, self.env.world_size)) - set(self._controls))
+                    raise ConnectError(f"worker(s) {missing} did not connect within {limit_s:g} s")
+                self._take_in(*let_in)
+
+    def _take_in(self, control: Control, hello: Hello) -> None:
+        if hello.rank in self._controls or hello.purpose != CONTROL:
+            refuse(control, f"rank {hello.rank} is already connected")
+            control.close()
+            return
+        control.peer = f"worker {hello.rank} ({control.peer.rpartition(':')[0]})"
+        self._controls[hello.rank] = control
+        self._agree(control, Terms.parse(hello.metadata, control.peer))
 
     def _agree(self, control: Control, terms: Terms) -> None:
         differences = config_differences(self.config, terms)
@@ -114,26 +112,30 @@ class Server:
         self.terms = terms
 
     def _accept_data(self, listener: socket.socket) -> None:
-        """Hands new data connections of the `tcp` transport to the threads of their workers."""
-        listener.settimeout(LISTEN_STEP_S)
-        while not self._over.is_set():
-            try:
-                sock, address = listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            control = Control(sock, f"{address[0]}:{address[1]}")
-            try:
-                hello = accept_hello(control, self.config, self.env.workers, clock() + 5.0)
-                if hello.purpose != DATA:
-                    raise HandshakeError("not a data connection")
-                # The worker sends values only after this, so the Hello is read without a byte of them.
-                control.send(Welcome(self.session, b"{}"), clock() + 5.0)
-            except DblpError:
-                control.close()
-                continue
-            self.data_connections.put(hello.rank, sock)
+        """The thread that hands new data connections of the `tcp` transport to the threads of their workers.
+
+        It ends with the run; when it fails before, the run does.
+        """
+        try:
+            with contextlib.closing(Admission(listener, self.config, self.env.workers)) as admission:
+                while not self._over.is_set():
+                    let_in = admission.next(clock() + LISTEN_STEP_S)
+                    if let_in is not None:
+                        self._take_data(*let_in)
+        except BaseException as error:
+            if not self._over.is_set():
+                self._fail(error)
+
+    def _take_data(self, control: Control, hello: Hello) -> None:
+        try:
+            if hello.purpose != DATA:
+                raise HandshakeError("not a data connection")
+            # The worker sends values only after this, so the Hello is read without a byte of them.
+            control.send(Welcome(self.session, b"{}"), clock() + WELCOME_LIMIT_S)
+        except DblpError:
+            control.close()
+            return
+        self.data_connections.put(hello.rank, control.sock)
 
     # Rounds
 
@@ -156,8 +158,12 @@ class Server:
         try:
             WorkerThread(self, rank, self._controls[rank]).run()
         except BaseException as error:
-            self._failures.append(error)
-            self.meeting.fail(error)
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """A thread has failed: the first failure is the run's, and nobody waits for the others any longer."""
+        self._failures.append(error)
+        self.meeting.fail(error)
 
     def _tell_all(self, reason: str) -> None:
         for control in self._controls.values():

@@ -16,6 +16,7 @@ import pytest
 from dblp import wire
 from dblp.chunks import TensorSpec
 from dblp.collective import Server, Worker
+from dblp.collective.admission import HELLO_LIMIT_S, HELLO_MAX_BYTES
 from dblp.collective.handshake import Terms, hello
 from dblp.config import PAPER, RECOMMENDED, Config, Deadlines
 from dblp.errors import ConnectError, HandshakeError, PeerLost
@@ -149,6 +150,51 @@ def test_stranger_on_the_port_does_not_count(case: str) -> None:
 
     outcome = run_world(GOOD, rounds_body(TENSORS, 1), TENSORS, base=base, before={2: stranger})
     assert np.array_equal(outcome.well().results[2][0][1], mean_of(TENSORS, 0))
+
+
+def test_silent_strangers_hold_nobody_up() -> None:
+    """Each would cost the server its time for a Hello, one after the other."""
+    base = free_base()
+    strangers: list[socket.socket] = []
+
+    def connect() -> None:
+        wait_for_port(base)
+        strangers.extend(socket.create_connection(("127.0.0.1", base)) for _ in range(8))
+
+    began = time.monotonic()
+    outcome = run_world(GOOD, rounds_body(TENSORS, 1), TENSORS, base=base, before={1: connect, 2: connect, 3: connect})
+    assert np.array_equal(outcome.well().results[2][0][1], mean_of(TENSORS, 0))
+    assert time.monotonic() - began < HELLO_LIMIT_S
+    for sock in strangers:
+        sock.close()
+
+
+def test_frame_of_a_stranger_is_limited_before_it_is_read() -> None:
+    base = free_base()
+    closed = []
+
+    def flood() -> None:
+        wait_for_port(base)
+        with socket.create_connection(("127.0.0.1", base)) as sock:
+            sock.settimeout(5.0)
+            sock.sendall((HELLO_MAX_BYTES + 1).to_bytes(4, "big") + b"\x01\x01")
+            closed.append(sock.recv(100))
+
+    run_world(GOOD, rounds_body(TENSORS, 1), TENSORS, base=base, before={2: flood}).well()
+    assert closed == [b""]
+
+
+def test_thread_that_accepts_data_connections_does_not_fail_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(server: Server, control: Any, hello: Hello) -> None:
+        control.close()
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(Server, "_take_data", broken)
+    outcome = run_world(config_of(TCP, deadlines=QUICK), rounds_body(TENSORS, 1), TENSORS)
+    assert not outcome.hanging
+    assert "RuntimeError: unexpected" in str(outcome.errors[0])
+    for rank in (1, 2, 3):
+        assert "RuntimeError: unexpected" in message(outcome, rank, HandshakeError)
 
 
 def test_unusable_metadata_is_a_clear_error_for_all() -> None:

@@ -149,9 +149,7 @@ def test_last_words_of_a_peer_that_has_gone_are_heard_first(pair: Pair) -> None:
         pair.link.poll()
 
 
-def test_network_that_takes_nothing_ends_the_round_at_its_deadline(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_that_takes_nothing_ends_the_round_at_its_deadline(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(data: DataSocket, values: object, round_: int, batch: object, deadline: float) -> int:
         raise RoundTimeout(data.peer, round_, "sending datagrams", 0.1)
 
