@@ -219,6 +219,7 @@ def _by_loss(
         entries.append(
             {
                 "requested": asked,
+                "burst_loss": _burst_loss(asked, plan.base_loss.get((group[0].worker, group[0].direction), 0.0)),
                 "achieved": dropped / seen if seen else None,
                 "low": min((c.low for c in same if c.low is not None), default=None),
                 "high": max((c.high for c in same if c.high is not None), default=None),
@@ -230,6 +231,11 @@ def _by_loss(
             }
         )
     return entries
+
+
+def _burst_loss(asked: float, base: float) -> float:
+    """The burst's part of a loss that was asked for, beside the steady loss of the links."""
+    return round(1.0 - (1.0 - asked) / (1.0 - base), 12) if 0.0 < base < 1.0 else asked
 
 
 def _replicas(runs: Sequence[TransportRun]) -> bool | None:

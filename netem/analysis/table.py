@@ -15,10 +15,10 @@ Cell = Callable[[dict[str, Any]], str]
 MISSING = "-"
 MAX_FAILED_SHOWN = 6
 MAX_BURSTS_SHOWN = 8
-CAPTION = (
-    "Latency of worker to server, every round of every worker. Passes, packets: means of the burst rounds up to the "
-    "packet that completes the round, beside the oracle's means."
-)
+MIN_R_SQUARED = 0.5
+"""A cost model that explains less says nothing."""
+LATENCY_CAPTION = "Latency of worker to server, every round of every worker."
+MEANS = "means of the burst rounds up to the packet that completes the round"
 
 
 def render(summary: Summary, console: Console) -> None:
@@ -31,7 +31,22 @@ def table(summary: Summary) -> RenderableType:
     title = (
         f"{summary['scenario']}   seed {summary['seed']}   links: {summary['backend']}, loss: {summary['loss_engine']}"
     )
-    return Group(Text(title, style="bold"), _numbers(summary), Text(CAPTION, style="dim"), *_notes(summary))
+    return Group(Text(title, style="bold"), _numbers(summary), Text(_caption(summary), style="dim"), *_notes(summary))
+
+
+def _caption(summary: Summary) -> str:
+    if not any(one["passes"] or one["packets"] for t in summary["transports"].values() for one in t["by_loss"]):
+        return LATENCY_CAPTION
+    if any(_pipelined(transport) for transport in summary["transports"].values()):
+        beside = "packets beside the oracle's means, which has no passes for pipelined probing"
+        return f"{LATENCY_CAPTION} Passes, packets: {MEANS}; {beside}."
+    return f"{LATENCY_CAPTION} Passes, packets: {MEANS}, beside the oracle's means."
+
+
+def _pipelined(transport: dict[str, Any]) -> bool:
+    """Whether chunks may be repeated while they are on their way: passes are then no passes of the oracle."""
+    probing: str | None = transport["facts"].get("profile", {}).get("probing")
+    return probing == "pipelined" and transport["kind"] != "tcp"
 
 
 def _numbers(summary: Summary) -> Table:
@@ -80,16 +95,25 @@ def _lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None]]:
         yield f"burst at {iteration}, max", _burst(iteration), None
     yield "phase in bursts", _phases, None
     yield section
-    for loss in sorted({one["requested"] for t in summary["transports"].values() for one in t["by_loss"]}):
-        yield f"loss {100 * loss:.4g} %: achieved", _achieved(loss), None
-        yield "  passes / oracle", _beside_oracle(loss, "passes"), None
-        yield "  packets / oracle", _beside_oracle(loss, "packets"), None
+    yield from _loss_lines(summary)
     yield section
     yield "accuracy", lambda t: _percent(t["accuracy"]), None
     yield "perplexity", lambda t: _number(t["perplexity"]), None
     yield "training loss", lambda t: _number(t["train_loss"]), None
     yield "replicas identical", lambda t: {True: "yes", False: "NO", None: MISSING}[t["replicas_identical"]], None
     yield "rounds not ok", _not_ok, None
+
+
+def _loss_lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None]]:
+    transports = list(summary["transports"].values())
+    pipelined = any(_pipelined(transport) for transport in transports)
+    for loss in sorted({one["requested"] for t in transports for one in t["by_loss"]}):
+        yield f"loss {100 * loss:.4g} %: achieved", _achieved(loss), None
+        own = next(one.get("burst_loss") for t in transports for one in t["by_loss"] if one["requested"] == loss)
+        if own is not None and own != loss:
+            yield f"  ({100 * own:.4g} % burst + links)", _nothing, None
+        yield f"  passes {'(pipelined)' if pipelined else '/ oracle'}", _beside_oracle(loss, "passes"), None
+        yield "  packets / oracle", _beside_oracle(loss, "packets"), None
 
 
 def _nothing(_: dict[str, Any]) -> str:
@@ -130,6 +154,8 @@ def _beside_oracle(loss: float, what: str) -> Cell:
         if found is None:
             return MISSING
         digits = ",.0f" if what == "packets" else ".2f"
+        if what == "passes" and _pipelined(transport):
+            return f"{found['measured']:{digits}}"
         return f"{found['measured']:{digits}} / {found['oracle']:{digits}}"
 
     return cell
@@ -141,7 +167,7 @@ def _not_ok(transport: dict[str, Any]) -> str:
 
 
 def _notes(summary: Summary) -> Iterator[Text]:
-    if summary["cost_model"]:
+    if summary["cost_model"] and (summary["cost_model"]["r_squared"] or 0.0) >= MIN_R_SQUARED:
         yield _cost(summary["cost_model"])
     yield _fidelity(summary["fidelity"])
     failed = [check for check in summary["fidelity"]["checks"] if not check["ok"]]

@@ -242,6 +242,44 @@ def test_three_transports_and_two_losses_fit_as_well() -> None:
         assert words in text
 
 
+def test_without_bursts_nothing_is_said_of_passes() -> None:
+    data = faithful_run()
+    assert "Passes, packets" in rendered(data)
+    calm = replace(data, plan=replace(data.plan, bursts=()))
+    for index, run in enumerate(data.runs):
+        calm = with_run(calm, index, rows=tuple(replace(row, burst=False) for row in run.rows))
+    assert "Passes, packets" not in rendered(calm)
+
+
+def test_passes_of_pipelined_probing_have_no_oracle_beside() -> None:
+    data = faithful_run()
+    for index in (0, 1):
+        data = with_run(data, index, facts={"profile": {"probing": "pipelined"}})
+    text = rendered(data)
+    line = next(line for line in text.splitlines() if "passes" in line)
+    assert "passes (pipelined)" in line
+    assert "/" not in line
+    assert "packets / oracle" in text
+
+
+def test_the_links_part_of_a_loss_is_named() -> None:
+    data = faithful_run(bursts=(FakeBurst(4, 0.6),))
+    assert "burst + links" not in rendered(data)
+    base = {(worker, "up"): 0.001 for worker in (1, 2, 3)}
+    text = rendered(replace(data, plan=replace(data.plan, base_loss=base)))
+    assert "loss 60.04 %" in text
+    assert "(60 % burst + links)" in text
+
+
+def test_a_cost_model_that_explains_nothing_is_not_shown() -> None:
+    summary = summarise(faithful_run())
+    out = StringIO()
+    for r_squared in (0.9, 0.49, None):
+        summary["cost_model"]["r_squared"] = r_squared or 0.0
+        render(summary, Console(file=out, width=100))
+    assert out.getvalue().count("cost: ") == 1
+
+
 def test_the_table_names_what_was_not_faithful() -> None:
     text = rendered(change_count(faithful_run(), 3, dropped=1))
     assert "NOT FAITHFUL" in text
