@@ -13,8 +13,9 @@ import typer
 
 from netem import __version__
 from netem.commands import compare, doctor, execute, files, labs, run
-from netem.commands.failure import FAILED, INTERRUPTED, OK, USAGE, CommandError, report, translate
+from netem.commands.failure import CommandError, report, translate
 from netem.commands.interrupt import interruptible
+from netem.statuses import FAILED, INTERRUPTED, OK, USAGE
 
 PROGRAM = "dblp-netem"
 _HELP = (

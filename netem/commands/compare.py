@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from netem.commands import options
-from netem.commands.failure import FAILED, OK, CommandError, print_json
+from netem.commands.failure import CommandError, print_json
+from netem.statuses import FAILED, OK
 
 if TYPE_CHECKING:
     from netem.analysis.fates import Agreement

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from netem.commands import options
-from netem.commands.failure import OK, PREFLIGHT, print_json
+from netem.commands.failure import print_json
+from netem.statuses import OK, PREFLIGHT
 
 if TYPE_CHECKING:
     from rich.console import Console

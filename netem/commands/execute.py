@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from netem.commands import labs, options
-from netem.commands.failure import USAGE, CommandError, Failure, report
+from netem.commands.failure import CommandError, Failure, report
+from netem.statuses import USAGE
 
 if TYPE_CHECKING:
     from netem.kernel.process import Child

@@ -7,8 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-OK, FAILED, USAGE, EXPECTATION, PREFLIGHT, UNFAITHFUL, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
-"""Exit statuses of all commands but `exec`, which returns that of the program it ran."""
+from netem.statuses import FAILED, INTERRUPTED, USAGE
 
 
 class CommandError(Exception):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from netem.commands import options
-from netem.commands.failure import OK, USAGE, print_json, report, translate
+from netem.commands.failure import print_json, report, translate
+from netem.statuses import OK, USAGE
 
 if TYPE_CHECKING:
     from netem.spec import Loaded, Topology

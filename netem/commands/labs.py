@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from netem.commands import options
-from netem.commands.failure import FAILED, OK, USAGE, CommandError, Failure, print_json, report
+from netem.commands.failure import CommandError, Failure, print_json, report
 from netem.state import Record, StateError, lab_ids, not_a_record, path_of, read
+from netem.statuses import FAILED, OK, USAGE
 
 if TYPE_CHECKING:
     from netem.lab import CleanReport, Lab, Removed

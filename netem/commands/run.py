@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from netem.commands import options
-from netem.commands.failure import OK, print_json
+from netem.commands.failure import print_json
+from netem.statuses import OK
 
 
 def _out(given: str | Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from netem.spec import Scenario, Step, gates, timeline
 
 POLL_S = 0.25
 GRACE_S = 10.0
+END_LIMIT_S = 2.0
 MEMORY_EVERY_S = 0.5
 LOG_TAIL_LINES, LOG_TAIL_BYTES = 5, 1 << 14
 
@@ -91,13 +93,19 @@ class Conductor:
             self._start(user)
             self._attend(hub)
         finally:
-            for child in self.children.values():
-                child.signal(signal.SIGTERM)
-            for child in self.children.values():
-                child.terminate()
+            hub.close()
+            self._end()
             for log in self.logs.values():
                 log.close()
-            hub.close()
+
+    def _end(self) -> None:
+        """SIGTERM to all at once, SIGKILL to those that do not listen. The lab ends what is left even then."""
+        for child in self.children.values():
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + END_LIMIT_S
+        for child in self.children.values():
+            with contextlib.suppress(TimeoutError):
+                child.terminate(max(0.0, deadline - time.monotonic()))
 
     def _start(self, user: User) -> None:
         config = self.folder.write(f"config/{self.job.label}.json", self.job.config.to_json(), mode=0o600)

@@ -34,8 +34,7 @@ from netem.links.choose import BackendChoice, choose
 from netem.preflight import probe, require, require_memory
 from netem.spec import Loaded, iterations_per_epoch, iterations_total, timeline
 from netem.state import DEFAULT_DIR, StateError
-
-OK, FAILED, EXPECTATION, PREFLIGHT, UNFAITHFUL, INTERRUPTED = 0, 1, 3, 4, 5, 130
+from netem.statuses import EXPECTATION, FAILED, INTERRUPTED, OK, PREFLIGHT, UNFAITHFUL
 
 
 @dataclass(frozen=True)
