@@ -61,18 +61,32 @@ class SocketEvents:
     """A testbed behind a Unix stream socket."""
 
     def __init__(self, path: str, rank: int) -> None:
-        """Connects and introduces this rank. Raises ConnectError when nobody listens at `path`."""
+        """Connects and introduces this rank.
+
+        Raises ConnectError when nobody listens at `path`, PeerProtocolError when the answer is none; both close.
+        """
+        self.rank = rank
+        self._send_lock, self._ask_lock = threading.Lock(), threading.Lock()
+        self._pending = b""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.gates = self._introduce(path)
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def _introduce(self, path: str) -> frozenset[int]:
+        """Connects and says hello; the rounds before which the testbed wants to be asked."""
         self._sock.settimeout(REPLY_LIMIT_S)
         try:
             self._sock.connect(path)
         except OSError as error:
-            raise ConnectError(f"DBLP_EVENTS={path}: {error.strerror}") from error
-        self.rank = rank
-        self._send_lock, self._ask_lock = threading.Lock(), threading.Lock()
-        self._pending = b""
-        reply = self._ask("hello", rank=rank, pid=os.getpid())
-        self.gates = frozenset(int(round_) for round_ in reply.get("gates", ()))
+            raise ConnectError(f"DBLP_EVENTS={path}: {error.strerror or error}") from error
+        gates = self._ask("hello", rank=self.rank, pid=os.getpid()).get("gates", ())
+        try:
+            return frozenset(int(round_) for round_ in gates)
+        except (TypeError, ValueError) as error:
+            raise PeerProtocolError(f"gates of the testbed are no list of rounds: {gates!r}") from error
 
     def emit(self, event: str, **fields: Any) -> None:
         line = json.dumps({"event": event, **fields}, separators=(",", ":")).encode() + b"\n"

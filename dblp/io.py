@@ -392,10 +392,10 @@ def udp_socket(bind: tuple[str, int], made: socket.socket | None = None) -> sock
     """A bound UDP socket: `made` (with enlarged buffers), or a new one with the largest buffers allowed."""
     family: Any = socket.getaddrinfo(*bind, type=socket.SOCK_DGRAM)[0][0]
     sock = made or socket.socket(family, socket.SOCK_DGRAM)
-    if made is None:
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, 64 << 20)  # the kernel caps it at rmem_max and wmem_max
     try:
+        if made is None:
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, 64 << 20)  # the kernel caps it at rmem_max and wmem_max
         sock.bind(bind)
     except OSError as error:
         sock.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -175,17 +176,20 @@ def open_link(
 ) -> Link:
     """The data plane beside a control connection: data and hint sockets, connected to the peer's (data, hint) ports.
 
-    The `tcp` transport has none of them. Raises ConnectError when a port is taken.
+    The `tcp` transport has none of them. Raises ConnectError when a port is taken; only `control` stays open then.
     """
     if config.is_tcp:
         return Link(control, None, None)
     own, peer = control.hosts()
     made = events.socket("udp", SOCKET_BYTES, SOCKET_BYTES)
-    sock = udp_socket((own, own_ports[0]), made)
-    sock.connect((peer, peer_ports[0]))
-    data, hints = DataSocket(sock, layout, session, offload=config.offload, peer=control.peer), None
-    if config.profile.hints:
-        sock = udp_socket((own, own_ports[1]))
-        sock.connect((peer, peer_ports[1]))
-        hints = Hints(sock, session, config.mtu - IP_UDP_BYTES[4])
-    return Link(control, data, hints)
+    with contextlib.ExitStack() as opened:
+        sock = opened.enter_context(udp_socket((own, own_ports[0]), made))
+        sock.connect((peer, peer_ports[0]))
+        data, hints = DataSocket(sock, layout, session, offload=config.offload, peer=control.peer), None
+        if config.profile.hints:
+            sock = opened.enter_context(udp_socket((own, own_ports[1])))
+            sock.connect((peer, peer_ports[1]))
+            hints = Hints(sock, session, config.mtu - IP_UDP_BYTES[4])
+        link = Link(control, data, hints)
+        opened.pop_all()  # they are the link's now
+    return link

@@ -56,18 +56,18 @@ class Worker:
         terms = Terms.of(config, tensors)
         # The server gathers for as long, and then says who is missing: leave it the time to say so.
         deadline = clock() + 2 * limit_s
+        link: Link | None = None
         try:
             control.send(hello(config, env.rank, CONTROL, terms), deadline)
             session, welcome = check_welcome(first_frame(control, deadline), control.peer)
             own = (wire.worker_data_port(env.master_port, env.rank), wire.worker_hint_port(env.master_port, env.rank))
             peer = (wire.server_data_port(env.master_port, env.rank), wire.server_hint_port(env.master_port, env.rank))
             link = open_link(control, config, events, terms.layout, session, own_ports=own, peer_ports=peer)
+            control.send(Ready(receive_window(link.data.sock) if link.data else 0), deadline)
+            return cls(env, config, events, terms, link, welcome, session)
         except BaseException:
-            control.close()
+            (link or control).close()
             raise
-        window = receive_window(link.data.sock) if link.data else 0
-        control.send(Ready(window), deadline)
-        return cls(env, config, events, terms, link, welcome, session)
 
     def __enter__(self) -> Worker:
         return self

@@ -226,13 +226,21 @@ class StreamWorker:
         env, limit_s = self.worker.env, self.config.deadlines.round_s
         deadline = clock() + limit_s
         try:
-            control = Control(connect(env, env.master_port + wire.TCP_DATA_OFFSET, limit_s), self.link.peer)
+            sock = connect(env, env.master_port + wire.TCP_DATA_OFFSET, limit_s)
+        except ConnectError:
+            return None
+        try:
+            control = Control(sock, self.link.peer)
             control.send(hello(self.config, self.worker.rank, DATA, None), deadline)
             check_welcome(first_frame(control, deadline), control.peer, needs=())
         except (ConnectError, PeerLost, RoundTimeout):
+            sock.close()
             return None
-        self.sock = control.sock
-        return self.sock
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = sock
+        return sock
 
     def _drop(self) -> None:
         if self.sock is not None:

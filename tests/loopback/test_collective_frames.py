@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dblp.chunks import Layout
+from dblp.collective import link
 from dblp.collective.bounded import ReceiveLoop, send_round
 from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
 from dblp.collective.stream import StreamReceive, send_stream
 from dblp.collective.worker_flow import Ending
-from dblp.errors import HandshakeError, PeerLost, RoundTimeout
+from dblp.errors import ConnectError, HandshakeError, PeerLost, RoundTimeout
+from dblp.events import NoEvents
 from dblp.io import Control, DataSocket, Hints, clock, udp_socket
 from dblp.receiver import Receiver
 from dblp.sender import Sender
 from dblp.wire import Bitmap, Bye, End, Frame, FrameReader, Hello, Probe, Refuse, Start, Stop, encode
+from tests.loopback.collective_world import config_of, free_base
 
 UP, DOWN = 0, 1
 LAYOUT = Layout(8 * 364, 364)
@@ -147,6 +151,28 @@ def test_last_words_of_a_peer_that_has_gone_are_heard_first(pair: Pair) -> None:
     assert pair.link.wait_for(Bye, lambda frame: True, 1.0, "testing") == Bye(1)
     with pytest.raises(PeerLost):
         pair.link.poll()
+
+
+def test_data_plane_that_cannot_be_opened_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def remember(*args: Any) -> socket.socket:
+        made.append(udp_socket(*args))
+        return made[-1]
+
+    monkeypatch.setattr(link, "udp_socket", remember)
+    base = free_base()
+    with (
+        socket.create_server(("127.0.0.1", base)) as listener,
+        socket.create_connection(("127.0.0.1", base)) as sock,
+        udp_socket(("127.0.0.1", base + 301)),
+    ):
+        ports = {"own_ports": (base + 101, base + 301), "peer_ports": (base + 201, base + 401)}
+        with pytest.raises(ConnectError, match=f"UDP port {base + 301}"):
+            link.open_link(Control(sock, "peer"), config_of({"kind": "bounded"}), NoEvents(), LAYOUT, 5, **ports)
+        listener.accept()[0].close()
+        assert sock.fileno() >= 0
+    assert [one.fileno() for one in made] == [-1]
 
 
 def test_network_that_takes_nothing_ends_the_round_at_its_deadline(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,7 @@ def run_against(answer: bytes, tmp_path: Path) -> SocketEvents:
         (b"what?\n", PeerProtocolError, "'hello' is not JSON: b'what\\?'"),
         (b"[]\n", PeerProtocolError, "'hello' is no object: b'\\[\\]'"),
         (b'{"error": "rank 7 is unknown"}\n', PeerProtocolError, "refused 'hello': rank 7 is unknown"),
+        (b'{"gates": 5}\n', PeerProtocolError, "no list of rounds: 5"),
     ],
 )
 def test_answer_that_is_none_is_an_error_with_its_words(answer: bytes, kind: Any, words: str, tmp_path: Path) -> None:
