@@ -18,9 +18,9 @@ from dblp.config import Config, Env
 from dblp.errors import DblpError, RoundTimeout
 from dblp.events import Events
 from dblp.io import Control, clock, receive_window
+from dblp.reducer import EpochRow, Reduced
 from dblp.tolerance import Decision
 from dblp.wire import Bye, End, Epoch, Ready, Replicas, Start, State
-from dblp.workload import EpochRow, Reduced
 
 VERDICT_ROUNDS = 6
 """Limit in deadlines of a round for the verdict: three are what the server may need, the rest is for lost frames."""

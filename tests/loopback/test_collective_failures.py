@@ -20,8 +20,8 @@ from dblp.collective.admission import HELLO_LIMIT_S, HELLO_MAX_BYTES
 from dblp.collective.handshake import Terms, hello
 from dblp.config import PAPER, RECOMMENDED, Config, Deadlines
 from dblp.errors import ConnectError, HandshakeError, PeerLost
+from dblp.reducer import EpochRow
 from dblp.wire import Epoch, Hello, Probe, Start, Welcome, encode
-from dblp.workload import EpochRow
 from tests.loopback.collective_world import (
     LIMIT_S,
     Outcome,
