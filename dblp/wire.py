@@ -72,9 +72,6 @@ def headers_of(packets: NDArray[np.uint8]) -> NDArray[Any]:
     return packets[:, :HEADER_BYTES].view(HEADER)[:, 0]
 
 
-_REGISTRY: dict[int, type[Frame]] = {}
-
-
 @dataclass(frozen=True)
 class Frame:
     """Base of the control frames. `KIND` is the type byte, `LAYOUT` the fixed part of the body, in field order."""
@@ -83,9 +80,6 @@ class Frame:
     LAYOUT: ClassVar[struct.Struct] = struct.Struct("!")
     TAIL: ClassVar[bool] = False
     """The last field is bytes: the rest of the body."""
-
-    def __init_subclass__(cls) -> None:
-        _REGISTRY[cls.KIND] = cls
 
 
 @dataclass(frozen=True)
@@ -252,17 +246,18 @@ def parse_prefix(data: bytes | bytearray | memoryview) -> tuple[int, int]:
     length, version, kind = _PREFIX.unpack(bytes(data[:PREFIX_BYTES]))
     if version != VERSION:
         raise PeerProtocolError(f"control frame of version {version}; this program speaks version {VERSION}")
-    if kind not in _REGISTRY or kind == 0:
+    cls = _BY_KIND.get(kind)
+    if cls is None:
         raise PeerProtocolError(f"control frame of unknown type {kind}")
-    layout, tail = _REGISTRY[kind].LAYOUT, _REGISTRY[kind].TAIL
-    if length > MAX_BODY_BYTES or length < layout.size or (length > layout.size and not tail):
-        raise PeerProtocolError(f"{_REGISTRY[kind].__name__} frame with a body of {length} bytes")
+    size = cls.LAYOUT.size
+    if length > MAX_BODY_BYTES or length < size or (length > size and not cls.TAIL):
+        raise PeerProtocolError(f"{cls.__name__} frame with a body of {length} bytes")
     return length, kind
 
 
 def parse_body(kind: int, body: bytes | memoryview) -> Frame:
     """The frame of a type and body whose length parse_prefix has accepted."""
-    cls = _REGISTRY[kind]
+    cls = _BY_KIND[kind]
     values: tuple[Any, ...] = cls.LAYOUT.unpack_from(body)
     if cls.TAIL:
         values = (*values, bytes(body[cls.LAYOUT.size :]))
@@ -324,3 +319,22 @@ def parse_stream_header(data: bytes) -> tuple[int, int, int]:
         raise PeerProtocolError(f"stream header of {len(data)} bytes")
     session, round_, length = _STREAM_HEADER.unpack(data)
     return session, round_, length
+
+
+FRAMES: tuple[type[Frame], ...] = (
+    Hello,
+    Welcome,
+    Refuse,
+    Ready,
+    Start,
+    Probe,
+    Bitmap,
+    Stop,
+    End,
+    Epoch,
+    Replicas,
+    State,
+    Bye,
+)
+"""Every type of frame, in the order of its number."""
+_BY_KIND = {frame.KIND: frame for frame in FRAMES}

@@ -63,8 +63,8 @@ def test_frame_and_its_bytes(frame: Frame, text: str) -> None:
 
 
 def test_table_has_every_type() -> None:
-    assert {type(frame) for frame, _ in TABLE} == set(wire._REGISTRY.values())
-    assert len(wire._REGISTRY) == 13
+    assert {type(frame) for frame, _ in TABLE} == set(wire.FRAMES) == set(wire.Frame.__subclasses__())
+    assert [frame.KIND for frame in wire.FRAMES] == list(range(1, 14))
 
 
 CHUNK_HEADERS = [
