@@ -23,7 +23,7 @@ from netem.experiment.hub import SOCKET_NAME, Hub
 from netem.experiment.prepare import DOWN_PORTS, PORT, TCP_PORT, UP_PORTS, Job
 from netem.experiment.record import Recorder
 from netem.kernel.capture import Capture
-from netem.kernel.packet_filter import PacketFilter, ranges_of
+from netem.kernel.packet_filter import Direction, PacketFilter, ranges_of
 from netem.kernel.process import Child
 from netem.kernel.user import User
 from netem.lab import Lab
@@ -204,18 +204,22 @@ class Conductor:
         if not wanted.enabled:
             return
         packets = self._filter()
-        places = [(host, "egress") for host in wanted.at]
+        places: list[tuple[str, Direction]]
+        if wanted.place == "host":
+            places = [(host, "both") for host in wanted.at]
+        else:
+            places = [(host, "egress") for host in wanted.at]
         if wanted.both:
             places += [(host, "ingress") for host in self.lab.hosts]
         for host, direction in places:
             name = f"captures/{self.job.label}-{host}-{direction}.pcapng"
             with self.folder.open_new(name) as file:
                 capture = self.lab.capture(
-                    ("port", host),
+                    host if direction == "both" else ("port", host),
                     self.folder.path / name,
                     snap_bytes=wanted.snap_bytes,
                     packets=packets,
-                    direction="egress" if direction == "egress" else "ingress",
+                    direction=direction,
                     user=self.folder.user,
                     file=file,
                 )

@@ -199,10 +199,12 @@ class Burst(Spec):
 
 
 class Capture(Spec):
-    """Packets recorded at the switch ports that face hosts, after the loss."""
+    """Packets recorded at the switch ports that face hosts, after the loss, or at the hosts themselves."""
 
     at: tuple[str, ...] = ()
     """Host names; none: no capture."""
+    place: Literal["port", "host"] = "port"
+    """The switch port that faces the host, or the host's interface: both directions, and merged by its GRO."""
     snap_bytes: Annotated[Snap, Field(alias="snap")] = 96
     """Bytes kept of each packet."""
     rounds: Literal["all", "bursts", "none"] = "all"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
+from scapy.all import rdpcap
 
 from netem.analysis.records import RoundRow, read_csv
 from netem.kernel.snapshot import HostSnapshot, host_snapshot
@@ -95,6 +96,15 @@ def test_rows_and_files_of_a_run(tmp_path: Path) -> None:
     impairments = events(folder, "impairment")
     assert [e["planned_round"] for e in impairments] == [3, 4, 5, 6] * 2
     assert not (folder / "events.sock").exists()
+
+
+def test_a_capture_at_a_host_sees_both_directions(tmp_path: Path) -> None:
+    extra = "capture: {at: [worker1], place: host, snap: 64 B, rounds: all}"
+    folder = run(scenario(tmp_path, chunks=50, extra=extra), tmp_path / "runs")
+    (path,) = folder.glob("captures/dblp-r0-*.pcapng")
+    assert path.name == "dblp-r0-worker1-both.pcapng"
+    sources = {packet["IP"].src for packet in rdpcap(str(path)) if packet.haslayer("IP")}
+    assert sources == {"10.77.0.1", "10.77.0.2"}
 
 
 def test_impairments_are_in_place_between_the_rounds(tmp_path: Path) -> None:
