@@ -154,7 +154,7 @@ class DataSocket:
         headers["sequence"] = batch.sequences
         headers["pass"] = batch.passes
         headers["length"] = 4 * self.layout.chunk_values
-        np.take(values, batch.sequences, axis=0, out=self._staging_values[:count], mode="clip")
+        values.take(batch.sequences, axis=0, out=self._staging_values[:count], mode="clip")
         short: Sequence[int] | IntArray = (
             np.flatnonzero(batch.sequences == last) if self.layout.last_values < self.layout.chunk_values else []
         )

@@ -9,6 +9,7 @@ standard error, 130 interrupted.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ def run(env: Env, config: Config, events: Events) -> None:
         say("rank 0: done")
         return
     workload = workload_from(config, env.rank, env.world_size)
+    gc.freeze()  # what was loaded stays: a collection that walks all of torch would stall a round for tens of ms
     with Worker.connect(env, config, workload.tensors, events) as worker:
         workload.run(worker, say)
 

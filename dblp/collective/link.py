@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -28,6 +29,9 @@ class Link:
 
     def __init__(self, control: Control, data: DataSocket | None, hints: Hints | None) -> None:
         self.control, self.data, self.hints = control, data, hints
+        self._poller = select.poll()
+        for fd in self.fds(data=False):
+            self._poller.register(fd, select.POLLIN)
         self.round = 0
         self.rtt_s = path_rtt_s(control.sock)  # then as each round that was sent has measured it
         self._early: list[tuple[Frame, bool]] = []
@@ -108,8 +112,13 @@ class Link:
     def poll(self) -> list[tuple[Frame, bool]]:
         """(frame, came as a hint) in order of arrival, without waiting. Raises HandshakeError when the peer refuses."""
         frames, self._again = self._again, []
-        if self.hints is not None:
+        ready = {fd for fd, _ in self._poller.poll(0)}
+        if not ready:  # the usual case while sending: one system call, nothing allocated
+            return frames
+        if self.hints is not None and self.hints.fileno() in ready:
             frames.extend((frame, True) for frame in self.hints.poll())
+        if self.control.fileno() not in ready:
+            return frames
         try:
             frames.extend((frame, False) for frame in self.control.poll(self.round))
         except PeerLost:

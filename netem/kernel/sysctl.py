@@ -8,6 +8,7 @@ from pathlib import Path
 from netem.kernel.errors import KernelError, attempting
 
 ROOT = Path("/proc/sys/net")
+OPTIONAL = ("ipv6.", "bridge.")
 
 
 def read_here(key: str) -> str | None:
@@ -21,10 +22,11 @@ def read_here(key: str) -> str | None:
 def write_here(values: Mapping[str, str]) -> None:
     """Write values under net. in the calling thread's namespace and read them back.
 
-    Keys of a kernel without IPv6 are passed over: what they switch off is not there.
+    Keys of what this kernel does not have (IPv6, netfilter on bridges) are passed over: what they switch off is not
+    there.
     """
     for key, value in values.items():
-        if key.startswith("ipv6.") and read_here(key) is None:
+        if key.startswith(OPTIONAL) and read_here(key) is None:
             continue
         with attempting(f"set sysctl net.{key} to {value}"):
             (ROOT / key.replace(".", "/")).write_text(value, encoding="ascii")

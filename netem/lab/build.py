@@ -21,6 +21,8 @@ RT_SCOPE_LINK, RTPROT_KERNEL, RT_TABLE_MAIN = 253, 2, 254  # linux/rtnetlink.h
 
 # No IPv6: its router and multicast packets are noise in captures and in counters.
 NO_IPV6 = {"ipv6.conf.all.disable_ipv6": "1", "ipv6.conf.default.disable_ipv6": "1"}
+# A bridge of this namespace asks no firewall (br_netfilter, by namespace since Linux 5.3): it is a switch.
+NO_FIREWALL = {f"bridge.bridge-nf-call-{family}": "0" for family in ("iptables", "ip6tables", "arptables")}
 DEFAULT_CONGESTION_CONTROL = "cubic"
 # The kernel's own defaults, written out because hosts differ. Metrics of finished connections are not kept: transports
 # run one after another, and the second would start with what the first learned about the path.
@@ -74,7 +76,7 @@ def build_switches(plan: Plan) -> dict[str, PortPlace]:
         for switch in plan.switches:
             netlink = netlinks[switch.netns] = netns.open_netlink(switch.netns)
             stack.callback(netlink.close)
-            netns.call_in(switch.netns, lambda: sysctl.write_here(NO_IPV6))
+            netns.call_in(switch.netns, lambda: sysctl.write_here({**NO_IPV6, **NO_FIREWALL}))
             bridges[switch.netns] = bridge.create(netlink, BRIDGE_IFNAME, switch.mac)
         ports, places = _lay_cables(plan, netlinks)
         for space, netlink in netlinks.items():
