@@ -180,6 +180,8 @@ def _link_statistics(fabric: Fabric, results: _Results, job: Job) -> dict[str, A
         "ports": results.health[job.label],
         "device_drops": run.device_drops,
         "queue_drops": run.queue_drops,
+        "uplink_drops": run.uplink_drops,
+        "doubts": run.doubts,
     }
 
 
