@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,6 +84,7 @@ def _send_until_stopped(link: Link, machine: Sender, values: FloatArray, deadlin
         batch = machine.take(now, data.segments)
         if batch is not None:
             sent.bytes += data.send(values, machine.round, batch, deadline)
+            os.sched_yield()  # on one machine the receiver may wait for this very core, and with it the stop
         for effect in machine.effects():
             link.hint(effect.probe)
             if not effect.again:
