@@ -16,21 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dblp import mmsg
+from dblp import mmsg, wire
 from dblp.chunks import FloatArray, IntArray, Layout
 from dblp.errors import ConnectError, DblpError, HandshakeError, PeerLost, PeerProtocolError, RoundTimeout
 from dblp.sender import Batch
-from dblp.wire import (
-    HEADER_BYTES,
-    MAX_BODY_BYTES,
-    Frame,
-    FrameReader,
-    Refuse,
-    encode,
-    encode_hint,
-    headers_of,
-    parse_hint,
-)
+from dblp.wire import HEADER_BYTES, Frame, FrameReader, Refuse, encode, encode_hint, headers_of, parse_hint
 
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 SO_MEMINFO = 55
@@ -283,7 +273,7 @@ class Control:
     `max_bytes` limits the frames that are taken until `trust` is called.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, max_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, sock: socket.socket, peer: str, max_bytes: int = wire.MAX_BODY_BYTES) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock, self.peer = sock, peer
@@ -291,7 +281,7 @@ class Control:
 
     def trust(self) -> None:
         """The peer is known: frames of every size are taken from now on."""
-        self._reader.max_bytes = MAX_BODY_BYTES
+        self._reader.max_bytes = wire.MAX_BODY_BYTES
 
     def fileno(self) -> int:
         return self.sock.fileno()
