@@ -75,6 +75,8 @@ class Fabric:
     _dropped_before: dict[str, int] = field(default_factory=dict)
     _queues_before: dict[str, int] = field(default_factory=dict)
     _uplinks_before: dict[str, int] = field(default_factory=dict)
+    _keyless: bool = False
+    """Packets do not say their round: what was counted between two gates tells it."""
     _round: int | None = None
     _last: dict[FlowRound, Count] = field(default_factory=dict)
     _tally: dict[FlowRound, Count] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Fabric:
         self.wiring.install_uplink_losses(job.flow("up"), job.key)
         self._dropped_before = self._device_drops()
         self._queues_before, self._uplinks_before = self._queue_drops(), self._uplink_drops()
+        self._keyless = job.key is None
         self._round, self._last, self._tally = None, {}, {}
 
     def _sources(self, rank: int) -> list[str]:
@@ -114,8 +117,9 @@ class Fabric:
 
     def label(self, round_: int) -> None:
         """From now on it is this round. Packets that do not say their round are counted under it."""
-        self._attribute()
-        self._round = round_
+        if self._keyless:
+            self._attribute()
+            self._round = round_
         for port in self.ports.values():
             port.set_label(round_)
         for loss in self.wiring.uplink_losses.values():
