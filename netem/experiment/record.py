@@ -28,6 +28,7 @@ class Recorder:
     watch: Callable[[Event], None] = lambda event: None
     events: list[Event] = field(default_factory=list)
     gate_s: float = 0.0
+    lost_workers: set[int] = field(default_factory=set)
     failures: dict[int, str] = field(default_factory=dict)
     """Last words of ranks that failed, by rank, in the order in which they came."""
 
@@ -47,7 +48,8 @@ class Recorder:
     def placed(self) -> list[Event]:
         """Events with iteration, bucket and epoch: workers report these, the server does not know them.
 
-        A round that no worker has reported was not finished; with one bucket its number is the iteration.
+        A round that no worker has reported was not finished: of it only what the lost worker sent is kept, for the
+        others have lost nothing. With one bucket its number is the iteration.
         """
         places: dict[int, dict[str, Any]] = {}
         for event in self.events:
@@ -58,16 +60,22 @@ class Recorder:
             if event["event"] in ("sent", "received")
             else event
             for event in self.events
+            if event["event"] not in ("sent", "received") or event["round"] in places or self._of_lost(event)
         ]
+
+    def _of_lost(self, event: Event) -> bool:
+        return event["worker"] in self.lost_workers and event["direction"] == "up"
 
     def _place(self, round_: int) -> dict[str, Any]:
         return {"iteration": round_, "bucket": 0, "epoch": round_ // self.per_epoch}
 
     def lost(self, rank: int) -> None:
         """A worker has died: its part of the round that was not finished gets a row, too."""
-        rounds = [e["round"] for e in self.events if e["event"] in ("sent", "received") and e["worker"] == rank]
+        sent = [e for e in self.events if e["event"] == "sent" and e["direction"] == "up"]
+        own = [e["round"] for e in sent if e["worker"] == rank]
         if rank:
-            round_ = max(rounds, default=-1) + 1
+            self.lost_workers.add(rank)
+            round_ = max(own, default=-1) + 1  # it reports a round when that is over
             self({"event": "received", "round": round_, "worker": rank, "direction": "up", "outcome": "lost_worker"})
 
     def total_s(self) -> float | None:
