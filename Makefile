@@ -1,6 +1,7 @@
 # make run    the main job: installs into .venv, then `dblp-netem run scenarios/burst90.yaml` (with sudo if not root)
 # make test   the same set-up, then lint, types and every tier of tests (with sudo if not root: namespaces, eBPF)
 # make check  lint and types only          make unit   the tiers that need no privileges
+# make bench  every benchmark in one run, judged (with sudo if not root; minutes of an idle machine; not part of the tests)
 # make wheel  dist/*.whl, and proof that it runs outside the checkout
 # make clean  removes what the above made (results in runs/ stay)
 #
@@ -24,7 +25,7 @@ PIP   := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Root leaves no caches behind in a user's checkout.
 PYTEST := PYTHONDONTWRITEBYTECODE=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -p no:cacheprovider
 
-.PHONY: run test check unit install vm-requirements wheel clean force
+.PHONY: run test check unit bench install vm-requirements wheel clean force
 .DELETE_ON_ERROR:
 
 run: install
@@ -53,6 +54,11 @@ check: install
 
 unit: install
 	$(BIN)/python -m pytest tests/unit tests/sim tests/loopback $(ARGS)
+
+bench: install
+	@for program in iperf3 mn; do command -v $$program >/dev/null || \
+	  echo "$$program is not installed: its lines will be missing (Debian, Ubuntu: apt-get install iperf3 mininet)"; done
+	$(SUDO) env PYTHONDONTWRITEBYTECODE=1 $(BIN)/python -m benchmarks $(ARGS)
 
 vm-requirements: install
 	@if [ -f tests/vm/requirements.sh ]; then $(SUDO) bash tests/vm/requirements.sh; fi
