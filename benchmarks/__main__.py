@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -50,7 +51,8 @@ def main() -> int:
         out("benchmarks build labs: they need root (sudo)")
         return 2
     chosen = {name: module for name, module in found.items() if name in options.names}
-    context = Context(new_folder(), options.quick, Console(highlight=False))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    context = Context(new_folder(), options.quick, console)
     lines = run(chosen, context)
     context.console.print(table(lines, {name: module.TITLE for name, module in chosen.items()}))
     context.console.print(f"results: {context.folder / 'bench.json'}", soft_wrap=True)

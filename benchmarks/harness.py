@@ -19,6 +19,7 @@ import pwd
 import shutil
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -114,6 +115,7 @@ class Context:
     raw: dict[str, dict[str, Any]] = field(default_factory=dict)
     figures: list[Path] = field(default_factory=list)
     current: str = ""
+    temporary: str | None = None
 
     def repeats(self, full: int, quick: int = 2) -> int:
         """How often: the one or the other."""
@@ -126,6 +128,10 @@ class Context:
     def record(self, name: str, samples: Any) -> None:
         """Keep raw samples of the benchmark that runs, for the JSON. The unit belongs into the name."""
         self.raw.setdefault(self.current, {})[name] = samples
+
+    def scratch(self) -> Path:
+        """A new folder for what is of no interest afterwards; it goes with the benchmark."""
+        return Path(tempfile.mkdtemp(dir=self.temporary, prefix=self.current))
 
     def figure(self, name: str) -> Path:
         """The path of a figure, without suffix; each suffix that is written is listed in the JSON."""
@@ -199,7 +205,8 @@ def run(chosen: Mapping[str, ModuleType], context: Context) -> dict[str, list[Li
         context.current = name
         context.say(module.TITLE)
         try:
-            lines[name] = module.measure(context)
+            with tempfile.TemporaryDirectory(prefix="dblp-netem-bench-") as context.temporary:
+                lines[name] = module.measure(context)
         except Exception as error:
             context.console.print_exception()
             lines[name] = [Line(module.TITLE, None, detail=f"{type(error).__name__}: {error}")]
