@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.harness import Context, Line, Spread, alternate, installed, ratio
 from benchmarks.labs import Program
@@ -94,7 +95,7 @@ def _iperf(context: Context, bed: Testbed) -> dict[str, Callable[[], list[float]
         context.record(f"{name}_tried_bps", tried)
         context.say(f"{name}: best with {best or 'no options'!r}")
         options = (*base, *best.split())
-        chosen[name] = lambda options=options: iperf_bps(bed, seconds, *options)  # type: ignore[misc]
+        chosen[name] = partial(iperf_bps, bed, seconds, *options)
     return chosen
 
 

@@ -222,7 +222,7 @@ def write_json(context: Context, described: Mapping[str, Any], lines: Mapping[st
         "quick": context.quick,
         "machine": described,
         "lines": [{"benchmark": name, **asdict(one), "verdict": one.verdict} for name in lines for one in lines[name]],
-        "figures": [str(path.relative_to(context.folder)) for path in context.figures],
+        "figures": sorted(path.name for base in context.figures for path in base.parent.glob(f"{base.name}.*")),
         "samples": context.raw,
     }
     target, fresh = context.folder / "bench.json", context.folder / ".bench.json.new"
