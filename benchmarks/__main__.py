@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.harness import Context, disagreements, discover, new_folder, out, run, status, table
+
+TERMINATED = 143
 
 
 def _arguments(names: list[str]) -> argparse.Namespace:
@@ -51,6 +54,7 @@ def main() -> int:
         out("benchmarks build labs: they need root (sudo)")
         return 2
     chosen = {name: module for name, module in found.items() if name in options.names}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # labs are torn down on the way out
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     context = Context(new_folder(), options.quick, console)
     lines = run(chosen, context)

@@ -17,7 +17,7 @@ from netem.kernel.errors import Unavailable
 TITLE = "(d) memory beyond interpreter and libraries, 3 workers"
 WORKERS = 3
 SIZES_MB, QUICK_MB = (4, 16, 100, 500), (4, 16)
-ITERATIONS = 3
+ITERATIONS, ITERATIONS_OF_LARGE, LARGE_MB = 3, 2, 100
 MB = 1e6
 
 
@@ -48,7 +48,8 @@ def chunks_of(size_mb: float) -> int:
 def _measure(context: Context, size_mb: float) -> tuple[Line, Line]:
     chunks = chunks_of(size_mb)
     gradient = chunks * 4 * chunk_values(MTU_BYTES)
-    scenario = replay(WORKERS, chunks, ITERATIONS, "{dblp: {fixed: 0.8%}}")
+    iterations = ITERATIONS if size_mb < LARGE_MB else ITERATIONS_OF_LARGE
+    scenario = replay(WORKERS, chunks, iterations, "{dblp: {fixed: 0.8%}}")
     with standing(scenario, context.scratch()) as bed:
         idle = idle_bytes(bed.star)
         peaks = PeakMemory()
