@@ -80,6 +80,9 @@ def blasts(bed: Testbed, kind: str, chunks: int, times: int) -> list[tuple[int, 
     receiver = star.python("server", "benchmarks.blast", "receive", address, kind, str(chunks), str(times))
     sender = star.python("worker1", "benchmarks.blast", "send", address, kind, str(chunks), str(times))
     sent, got = sender.report(60.0), receiver.report(60.0)
+    lost = sum(here["sent"] - there["received"] for here, there in zip(sent, got, strict=True))
+    if lost and kind == "product":
+        raise RuntimeError(f"blasts without loss lost {lost} of {times * chunks} datagrams: no clean rate")
     return [(there["received"], there["last_at_s"] - here["began_at_s"]) for here, there in zip(sent, got, strict=True)]
 
 

@@ -20,6 +20,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("numpy", "torch", "pyroute2", "matplotlib")
+BUSY_LIMIT = 0.1
 COLOURS = {"pass": "green", "fail": "red", "error": "red", "missing": "yellow", "": "dim"}
 
 Sense = Literal["at least", "at most"]
@@ -107,6 +109,7 @@ class Context:
     """What a benchmark gets: how thorough to be, where files go, and a place for its samples.
 
     folder: files of this run. raw: everything recorded, by benchmark; it goes into the JSON as it is.
+    busy: share of the cores that other programs used before each benchmark.
     """
 
     folder: Path
@@ -116,6 +119,7 @@ class Context:
     figures: list[Path] = field(default_factory=list)
     current: str = ""
     temporary: str | None = None
+    busy: dict[str, float] = field(default_factory=dict)
 
     def repeats(self, full: int, quick: int = 2) -> int:
         """How often: the one or the other."""
@@ -174,6 +178,19 @@ def machine() -> dict[str, Any]:
     }
 
 
+def busy_share(seconds: float = 1.0) -> float:
+    """Share of the cores that is in use now (proc(5), /proc/stat): before a measurement it should be near 0."""
+
+    def ticks() -> tuple[int, int]:
+        fields = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(fields), fields[3] + fields[4]  # idle and waiting for disks
+
+    total, idle = ticks()
+    time.sleep(seconds)
+    total_then, idle_then = ticks()
+    return 1.0 - (idle_then - idle) / max(1, total_then - total)
+
+
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -204,6 +221,9 @@ def run(chosen: Mapping[str, ModuleType], context: Context) -> dict[str, list[Li
     for name, module in chosen.items():
         context.current = name
         context.say(module.TITLE)
+        context.busy[name] = busy_share()
+        if context.busy[name] > BUSY_LIMIT:
+            context.say(f"other programs use {context.busy[name]:.0%} of the cores: the numbers will not be worth much")
         try:
             with tempfile.TemporaryDirectory(prefix="dblp-netem-bench-") as context.temporary:
                 lines[name] = module.measure(context)
@@ -221,6 +241,7 @@ def write_json(context: Context, described: Mapping[str, Any], lines: Mapping[st
         "ended_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "quick": context.quick,
         "machine": described,
+        "busy_before": context.busy,
         "lines": [{"benchmark": name, **asdict(one), "verdict": one.verdict} for name in lines for one in lines[name]],
         "figures": sorted(path.name for base in context.figures for path in base.parent.glob(f"{base.name}.*")),
         "samples": context.raw,
