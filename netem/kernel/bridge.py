@@ -2,69 +2,82 @@
 
 from __future__ import annotations
 
+import struct
 import time
-from typing import Any
+from collections.abc import Iterable
 
-from pyroute2 import IPRoute
+from netem.kernel import rtnetlink as rt
+from netem.kernel.errors import KernelError
 
-from netem.kernel.errors import KernelError, attempting
-from netem.kernel.veth import index_of
-
-NTF_MASTER = 4  # linux/neighbour.h
+FORWARD_DELAY, STP_STATE, MCAST_SNOOPING = 1, 5, 23  # IFLA_BR_*, linux/if_link.h
+BRPORT_STATE = 1  # IFLA_BRPORT_STATE
 BR_STATE_FORWARDING = 3  # linux/if_bridge.h
+AF_BRIDGE = 7  # linux/socket.h
+NTF_MASTER = 4  # linux/neighbour.h
 NUD_REACHABLE, NUD_NOARP = 0x02, 0x40
+NDA_LLADDR = 2
+NEIGHBOUR = struct.Struct("=BxxxiHBB")  # struct ndmsg: family, index, state, flags, type
 
 
-def create(netlink: IPRoute, ifname: str, mac: str) -> int:
-    """Create a bridge, up, and return its index."""
-    with attempting(f"create bridge {ifname}"):
-        netlink.link(
-            "add",
-            ifname=ifname,
-            kind="bridge",
-            address=mac,
-            br_stp_state=0,
-            br_mcast_snooping=0,
-            br_forward_delay=0,
-        )
-        index = index_of(netlink, ifname)
-        netlink.link("set", index=index, state="up")
-        info = netlink.link("get", index=index)[0].get_nested("linkinfo", "data")
-    if info is None or info.get("br_stp_state") != 0:
-        raise KernelError(f"create bridge {ifname}", detail="spanning tree is on")
-    return index
+def create(netlink: rt.Rtnetlink, ifname: str, mac: str, index: int) -> None:
+    """Create a bridge with this index, up."""
+    what = f"create bridge {ifname}"
+    settings: dict[int, rt.Value] = {FORWARD_DELAY: 0, STP_STATE: 0, MCAST_SNOOPING: b"\0"}
+    info: dict[int, rt.Value] = {rt.IFLA_INFO_KIND: "bridge", rt.IFLA_INFO_DATA: settings}
+    values: dict[int, rt.Value] = {rt.IFLA_IFNAME: ifname, rt.IFLA_ADDRESS: rt.mac_bytes(mac), rt.IFLA_LINKINFO: info}
+    answers = netlink.ask(
+        [
+            rt.Request(what, rt.NEWLINK, rt.CREATE | rt.EXCLUSIVE, rt.link_body(index, values, up=True)),
+            rt.get_link(what, index),
+        ]
+    )
+    link = rt.link_of(answers[-1][1])
+    found = link.info(rt.IFLA_INFO_DATA)
+    wrong = [n for n in (STP_STATE, MCAST_SNOOPING) if n in found and rt.number(found[n]) != 0]
+    if STP_STATE not in found or wrong or not link.up or link.mac != mac:
+        raise KernelError(what, detail="it is not as set: up, without spanning tree and multicast snooping")
 
 
-def add_port(netlink: IPRoute, bridge: int, port: int, group: int) -> None:
-    """Enslave an interface and set it up; `group` lets all ports be deleted at once."""
-    with attempting(f"add port {port} to bridge {bridge}"):
-        netlink.link("set", index=port, master=bridge, group=group, state="up")
+def add_port(netlink: rt.Rtnetlink, bridge: int, port: int, group: int) -> None:
+    """Enslave an interface that exists, and set it up; `group` lets all ports be deleted at once."""
+    body = rt.link_body(port, {rt.IFLA_MASTER: bridge, rt.IFLA_GROUP: group}, up=True)
+    netlink.ask([rt.Request(f"add port {port} to bridge {bridge}", rt.NEWLINK, 0, body)])
 
 
-def add_static(netlink: IPRoute, port: int, mac: str) -> None:
-    """A static forwarding entry: the address is known from the start, so nothing is ever flooded."""
-    with attempting(f"add forwarding entry {mac} to port {port}"):
-        netlink.fdb("replace", ifindex=port, lladdr=mac, flags=NTF_MASTER, state=NUD_NOARP | NUD_REACHABLE)
+def add_static(netlink: rt.Rtnetlink, entries: Iterable[tuple[int, str]]) -> None:
+    """Static forwarding entries (port, MAC): known from the start, so nothing is ever flooded."""
+    state = NUD_NOARP | NUD_REACHABLE
+    netlink.ask(
+        [
+            rt.Request(
+                f"add forwarding entry {mac} to port {port}",
+                rt.NEWNEIGH,
+                rt.CREATE | rt.REPLACE,
+                NEIGHBOUR.pack(AF_BRIDGE, port, state, NTF_MASTER, 0) + rt.encode({NDA_LLADDR: rt.mac_bytes(mac)}),
+            )
+            for port, mac in entries
+        ]
+    )
 
 
-def await_forwarding(netlink: IPRoute, bridge: int, timeout_s: float = 5.0) -> None:
-    """Wait until every port of a bridge forwards; before that it drops. KernelError when one does not in time.
+def await_forwarding(netlink: rt.Rtnetlink, bridge: int, timeout_s: float = 5.0) -> list[rt.Link]:
+    """Wait until every port of a bridge forwards; before that it drops. Returns all interfaces of the namespace.
 
-    The kernel tells a bridge about a port's carrier later than it sets it: at once for most veth pairs, but up to a
-    second later when both ends happen to have the same index (link_watch.c, linkwatch_urgent_event).
+    KernelError when one does not in time. The kernel tells a bridge about a port's carrier later than it sets it: at
+    once for most veth pairs, but up to a second later when both ends have the same index (link_watch.c,
+    linkwatch_urgent_event).
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        with attempting(f"read the ports of bridge {bridge}"):
-            ports = [link for link in netlink.get_links() if link.get("master") == bridge]
-        waiting = [port.get("ifname") for port in ports if _port_state(port) != BR_STATE_FORWARDING]
+        links = netlink.links(f"read the ports of bridge {bridge}")
+        waiting = [link.name for link in links if link.master == bridge and not _forwards(link)]
         if not waiting:
-            return
+            return links
         if time.monotonic() >= deadline:
             raise KernelError(f"bring up the ports of bridge {bridge}", detail=f"no carrier at {', '.join(waiting)}")
         time.sleep(0.002)
 
 
-def _port_state(port: Any) -> int | None:
-    details = port.get_nested("linkinfo", "slave_data")
-    return None if details is None else details.get_attr("IFLA_BRPORT_STATE")
+def _forwards(port: rt.Link) -> bool:
+    state = port.info(rt.IFLA_INFO_SLAVE_DATA).get(BRPORT_STATE)
+    return state is not None and rt.number(state) == BR_STATE_FORWARDING

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -20,6 +21,7 @@ from pyroute2 import IPRoute
 
 from netem.kernel import syscalls
 from netem.kernel.errors import KernelError, attempting
+from netem.kernel.rtnetlink import Rtnetlink, open_socket
 
 RUN_DIR = Path("/run/netns")
 NAME_LIMIT = 15  # as interface names: both are printed side by side
@@ -78,6 +80,36 @@ def open_netlink(netns: str | None) -> IPRoute:
         family, protocol = socket.AF_NETLINK, socket.NETLINK_ROUTE
         fd = call_in(netns, lambda: socket.socket(family, socket.SOCK_DGRAM, protocol).detach())
         return IPRoute(fileno=fd)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """Sockets of a namespace. With them any thread configures it from outside, one at a time; close them."""
+
+    netlink: Rtnetlink
+    control: socket.socket
+    """For ioctl(2): it is about the interfaces of the socket's namespace."""
+
+    def close(self) -> None:
+        self.netlink.close()
+        self.control.close()
+
+
+def open_inside(name: str, then: Callable[[], None] = lambda: None) -> Inside:
+    """Open sockets in a namespace; `then` runs in there as well, before this returns."""
+
+    def enter_once() -> Inside:
+        netlink, control = open_socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            then()
+            return Inside(Rtnetlink(netlink), control)
+        except BaseException:
+            netlink.close()
+            control.close()
+            raise
+
+    with attempting(f"open sockets in namespace {name}"):
+        return call_in(name, enter_once)
 
 
 def names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from netem.kernel.errors import KernelError, attempting
 
 ROOT = Path("/proc/sys/net")
 OPTIONAL = ("ipv6.", "bridge.")
+VALUE_BYTES = 4096
 
 
 def read_here(key: str) -> str | None:
@@ -26,10 +28,18 @@ def write_here(values: Mapping[str, str]) -> None:
     there.
     """
     for key, value in values.items():
-        if key.startswith(OPTIONAL) and read_here(key) is None:
-            continue
-        with attempting(f"set sysctl net.{key} to {value}"):
-            (ROOT / key.replace(".", "/")).write_text(value, encoding="ascii")
-        found = read_here(key)
+        what = f"set sysctl net.{key} to {value}"
+        with attempting(what):
+            try:
+                fd = os.open(f"{ROOT}/{key.replace('.', '/')}", os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if key.startswith(OPTIONAL):
+                    continue
+                raise
+            try:
+                os.write(fd, value.encode("ascii"))
+                found = " ".join(os.pread(fd, VALUE_BYTES, 0).decode("ascii").split())
+            finally:
+                os.close(fd)
         if found != value:
-            raise KernelError(f"set sysctl net.{key} to {value}", detail=f"reads back {found}")
+            raise KernelError(what, detail=f"reads back {found}")

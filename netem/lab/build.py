@@ -1,23 +1,21 @@
-"""Puts a plan into the kernel. One thread inside each host's namespace does all that host needs."""
+"""Puts a plan into the kernel: few system calls with many requests each, through sockets inside the namespaces."""
 
 from __future__ import annotations
 
 import errno
-import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
-from netem.kernel import bridge, netns, offload, sysctl, veth
-from netem.kernel.errors import KernelError, Unavailable, attempting
-from netem.lab.plan import BRIDGE_IFNAME, Host, Plan
+from netem.kernel import bridge, ipv4, netns, offload, sysctl, veth
+from netem.kernel.errors import KernelError, Unavailable
+from netem.kernel.rtnetlink import Link, Rtnetlink, get_link, link_of, set_up
+from netem.kernel.veth import End, Pair
+from netem.lab.plan import BRIDGE_IFNAME, BRIDGE_INDEX, HOST_INDEX, Host, Plan
 
 PORT_GROUP = 77  # all ports of a switch: deleted with one request
-NUD_PERMANENT = 0x80  # linux/neighbour.h
-RT_SCOPE_LINK, RTPROT_KERNEL, RT_TABLE_MAIN = 253, 2, 254  # linux/rtnetlink.h
+LOOPBACK_INDEX = 1  # the first interface of every namespace
 
 # No IPv6: its router and multicast packets are noise in captures and in counters.
 NO_IPV6 = {"ipv6.conf.all.disable_ipv6": "1", "ipv6.conf.default.disable_ipv6": "1"}
@@ -68,156 +66,143 @@ class PortPlace:
     ifindex: int
 
 
-def build_switches(plan: Plan) -> dict[str, PortPlace]:
-    """Bridges and all veth pairs; returns the port that faces each host."""
-    with ExitStack() as stack:
-        netlinks: dict[str, IPRoute] = {}
-        bridges: dict[str, int] = {}
-        for switch in plan.switches:
-            netlink = netlinks[switch.netns] = netns.open_netlink(switch.netns)
-            stack.callback(netlink.close)
-            netns.call_in(switch.netns, lambda: sysctl.write_here({**NO_IPV6, **NO_FIREWALL}))
-            bridges[switch.netns] = bridge.create(netlink, BRIDGE_IFNAME, switch.mac)
-        ports, places = _lay_cables(plan, netlinks)
-        for space, netlink in netlinks.items():
-            own = {ifname: index for (where, ifname), index in ports.items() if where == space}
-            _quiet_ports(space, tuple(own))
-            for index in own.values():
-                bridge.add_port(netlink, bridges[space], index, PORT_GROUP)
-        for entry in plan.forwarding:
-            bridge.add_static(netlinks[entry.netns], ports[entry.netns, entry.ifname], entry.mac)
-    return places
+class Builder:
+    """Builds a lab whose namespaces exist, from one thread, through sockets that it opens in each; `close` it."""
+
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        self._plan, self._settings = plan, settings
+        self._stack = ExitStack()
+        self._inside: dict[str, netns.Inside] = {}
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def build(self) -> dict[str, PortPlace]:
+        """Everything in the namespaces, up and read back; returns the port that faces each host."""
+        self._enter({switch.netns: {**NO_IPV6, **NO_FIREWALL} for switch in self._plan.switches})
+        self._enter({host.netns: {**NO_IPV6, **TCP_SETTINGS} for host in self._plan.hosts})
+        for switch in self._plan.switches:
+            bridge.create(self._inside[switch.netns].netlink, BRIDGE_IFNAME, switch.mac, BRIDGE_INDEX)
+        self._lay_cables()
+        self._write_offloads()
+        self._forward()
+        for host in self._plan.hosts:
+            _configure_host(self._plan, host, self._inside[host.netns].netlink, self._settings.congestion_control)
+        return self._await_ports()
+
+    def _enter(self, sysctls: Mapping[str, Mapping[str, str]]) -> None:
+        for name, values in sysctls.items():
+            inside = netns.open_inside(name, lambda values=values: sysctl.write_here(values))  # type: ignore[misc]
+            self._inside[name] = inside
+            self._stack.callback(inside.close)
+
+    def _lay_cables(self) -> None:
+        for switch in self._plan.switches:
+            netlink = self._inside[switch.netns].netlink
+            pairs = [Pair(c.near, c.far, c.mtu_bytes) for c in self._plan.cables if c.near.netns == switch.netns]
+            veth.create(netlink, pairs, BRIDGE_INDEX, PORT_GROUP)
+        for cable in self._plan.cables:
+            if cable.host is None:
+                bridge.add_port(self._inside[cable.far.netns].netlink, BRIDGE_INDEX, cable.far.index, PORT_GROUP)
+
+    def _write_offloads(self) -> None:
+        """Segmentation happens in the host, so that the fabric sees packets of the MTU and loses them one by one.
+
+        TSO is off at a switch's ports too: the receiving host's GRO works only then (veth_set_features).
+        """
+        at_host = {
+            **dict.fromkeys(offload.TSO, False),
+            offload.UDP_SEGMENTATION: False,
+            offload.CHECKSUM: self._settings.checksum_offload,
+            offload.GRO: self._settings.gro,
+            offload.GSO: self._settings.gso,
+        }
+        at_port = dict.fromkeys(offload.TSO, False)
+        features: offload.Features | None = None
+        for cable in self._plan.cables:
+            for end, wanted in ((cable.near, at_port), (cable.far, at_port if cable.host is None else at_host)):
+                control = self._inside[end.netns].control
+                features = features or offload.Features(control, end.ifname)
+                features.write(control, end.ifname, wanted)
+
+    def _forward(self) -> None:
+        for switch in self._plan.switches:
+            entries = [(e.index, e.mac) for e in self._plan.forwarding if e.netns == switch.netns]
+            bridge.add_static(self._inside[switch.netns].netlink, entries)
+
+    def _await_ports(self) -> dict[str, PortPlace]:
+        """Wait until every switch port forwards: all hosts are up by now. The first packet then is not lost."""
+        ports: dict[tuple[str, str], Link] = {}
+        for switch in self._plan.switches:
+            for link in bridge.await_forwarding(self._inside[switch.netns].netlink, BRIDGE_INDEX):
+                ports[switch.netns, link.name] = link
+        for cable in self._plan.cables:
+            for end in (cable.near,) if cable.host is not None else (cable.near, cable.far):
+                found = ports.get((end.netns, end.ifname))
+                veth.check(found, end, cable.mtu_bytes)
+                if found is None or found.master != BRIDGE_INDEX:
+                    raise KernelError(f"add port {end.netns}/{end.ifname} to its bridge")
+        return _places(self._plan, ports)
 
 
-def _lay_cables(plan: Plan, netlinks: Mapping[str, IPRoute]) -> tuple[dict[tuple[str, str], int], dict[str, PortPlace]]:
-    """Create the veth pairs; the indexes of all switch ports, and the port that faces each host."""
-    ports: dict[tuple[str, str], int] = {}
-    places: dict[str, PortPlace] = {}
-    for cable in plan.cables:
-        near, far = cable.near, cable.far
-        ports[near.netns, near.ifname] = index = veth.create(netlinks[near.netns], near, far, cable.mtu_bytes)
-        if cable.host is not None:
-            places[cable.host] = PortPlace(near.netns, near.ifname, index)
-        else:
-            ports[far.netns, far.ifname] = veth.index_of(netlinks[far.netns], far.ifname, cable.mtu_bytes)
-    return ports, places
-
-
-def await_ports(plan: Plan) -> None:
-    """Wait until every switch port forwards: all hosts are up by now. The first packet then is not lost."""
-    for switch in plan.switches:
-        netlink = netns.open_netlink(switch.netns)
-        try:
-            bridge.await_forwarding(netlink, veth.index_of(netlink, BRIDGE_IFNAME))
-        finally:
-            netlink.close()
+def _places(plan: Plan, ports: Mapping[tuple[str, str], Link]) -> dict[str, PortPlace]:
+    return {
+        cable.host: PortPlace(cable.near.netns, cable.near.ifname, ports[cable.near.netns, cable.near.ifname].index)
+        for cable in plan.cables
+        if cable.host is not None
+    }
 
 
 def find_ports(plan: Plan) -> dict[str, PortPlace]:
-    """The port that faces each host of a lab that is already built."""
-    places: dict[str, PortPlace] = {}
+    """The port that faces each host of a lab that is already built. KernelError when one is missing."""
+    ports: dict[tuple[str, str], Link] = {}
     for switch in plan.switches:
-        netlink = netns.open_netlink(switch.netns)
-        try:
-            for cable in plan.cables:
-                if cable.host is not None and cable.near.netns == switch.netns:
-                    index = veth.index_of(netlink, cable.near.ifname)
-                    places[cable.host] = PortPlace(switch.netns, cable.near.ifname, index)
-        finally:
-            netlink.close()
-    return places
+        with closing(netns.open_inside(switch.netns)) as inside:
+            for link in inside.netlink.links(f"read the ports of {switch.netns}"):
+                ports[switch.netns, link.name] = link
+    for cable in plan.cables:
+        if (cable.near.netns, cable.near.ifname) not in ports:
+            raise KernelError(f"find interface {cable.near.netns}/{cable.near.ifname}", detail="not there")
+    return _places(plan, ports)
 
 
-def _quiet_ports(space: str, ifnames: tuple[str, ...]) -> None:
-    """TSO off at a switch's ports: the receiving host's GRO works only then (veth_set_features)."""
+def _configure_host(plan: Plan, host: Host, netlink: Rtnetlink, congestion_control: str) -> None:
+    """Address, neighbours and route of one host, everything up; link and route read back.
 
-    def switch_off() -> None:
-        for ifname in ifnames:
-            offload.write_here(ifname, dict.fromkeys(offload.TSO, False))
-
-    netns.call_in(space, switch_off)
-
-
-def build_host(plan: Plan, host: Host, settings: Settings) -> None:
-    """Addresses, neighbours, sysctls and offloads of one host, everything up; read back."""
-    # Segmentation happens in the host, so that the fabric sees packets of the MTU and loses them one by one.
-    offloads = {
-        **dict.fromkeys(offload.TSO, False),
-        offload.UDP_SEGMENTATION: False,
-        offload.CHECKSUM: settings.checksum_offload,
-        offload.GRO: settings.gro,
-        offload.GSO: settings.gso,
-    }
-
-    def configure() -> None:
-        sysctl.write_here({**NO_IPV6, **TCP_SETTINGS})
-        offload.write_here(host.ifname, offloads)
-
-    netns.call_in(host.netns, configure)
-    netlink = netns.open_netlink(host.netns)
-    try:
-        with attempting(f"configure {host.netns}/{host.ifname}"):
-            _configure_links(plan, host, netlink)
-        _set_congestion_control(plan, host, netlink, settings.congestion_control)
-    finally:
-        netlink.close()
-
-
-def _configure_links(plan: Plan, host: Host, netlink: IPRoute) -> None:
-    index = veth.index_of(netlink, host.ifname, host.mtu)
-    netlink.link("set", index=1, state="up")  # lo is always the first
-    netlink.addr("add", index=index, address=host.address, prefixlen=host.prefix_length)
-    netlink.link("set", index=index, state="up")
-    for other in plan.neighbours(host):
-        netlink.neigh("replace", dst=other.address, lladdr=other.mac, ifindex=index, state=NUD_PERMANENT)
-    link = netlink.link("get", index=index)[0]
-    if link.get("address") != host.mac or link.get("state") != "up":
-        raise KernelError(f"configure {host.netns}/{host.ifname}", detail="the interface is not as set")
-
-
-def _set_congestion_control(plan: Plan, host: Host, netlink: IPRoute, name: str) -> None:
-    """Set the algorithm as an attribute of the lab's route (ip-route(8), congctl), for both ends of a connection.
-
-    The sysctl would not do: a namespace may only choose what the host's tcp_allowed_congestion_control lists, which is
+    The congestion control is an attribute of the route (ip-route(8), congctl), for both ends of a connection. The
+    sysctl would not do: a namespace may only choose what the host's tcp_allowed_congestion_control lists, which is
     often reno and the host's own default, and host-wide sysctls are not ours to change.
     """
-    route = {
-        "dst": f"{plan.network}",
-        "oif": veth.index_of(netlink, host.ifname),
-        "scope": RT_SCOPE_LINK,
-        "proto": RTPROT_KERNEL,  # as the kernel's own route, which this one replaces
-        "prefsrc": host.address,
-    }
-    with attempting(f"set congestion control {name} at {host.name}"):
-        try:
-            netlink.route("replace", **route, metrics={"cc_algo": name})
-        except NetlinkError as error:
-            if error.code != errno.EINVAL:
-                raise
-            known = sysctl.read_here("ipv4.tcp_available_congestion_control")
-            raise Unavailable(f"this kernel has no congestion control {name}", f"It has: {known}.") from error
-    found = _congestion_control(netlink)
-    if found != name:
-        raise KernelError(f"set congestion control {name} at {host.name}", detail=f"reads back {found}")
-
-
-def _congestion_control(netlink: IPRoute) -> str | None:
-    """The algorithm of the routes of the main table, None where they leave it to the sysctl."""
-    for route in netlink.get_routes(table=RT_TABLE_MAIN, family=socket.AF_INET):
-        metrics = route.get_attr("RTA_METRICS")
-        if metrics is not None and metrics.get_attr("RTAX_CC_ALGO"):
-            return str(metrics.get_attr("RTAX_CC_ALGO"))
-    return None
-
-
-def read_settings(host: Host) -> Mapping[str, object]:
-    """What is in force at a host: sysctls, offloads, MTU."""
-
-    netlink = netns.open_netlink(host.netns)
+    what = f"configure {host.netns}/{host.ifname}"
+    route_what = f"set congestion control {congestion_control} at {host.name}"
+    network, own = IPv4Network(plan.network), IPv4Address(host.address)
+    requests = [
+        set_up(what, LOOPBACK_INDEX),
+        ipv4.address(what, HOST_INDEX, own, host.prefix_length),
+        set_up(what, HOST_INDEX),
+        *(ipv4.neighbour(what, HOST_INDEX, IPv4Address(n.address), n.mac) for n in plan.neighbours(host)),
+        ipv4.route(route_what, HOST_INDEX, network, own, congestion_control),
+        get_link(what, HOST_INDEX),
+        ipv4.find_route(what, network),
+    ]
     try:
-        congestion_control = _congestion_control(netlink)
-    finally:
-        netlink.close()
+        link, route = (body for _, body in netlink.ask(requests))
+    except KernelError as error:
+        if (error.attempted, error.code) != (route_what, errno.EINVAL):
+            raise
+        known = sysctl.read_here("ipv4.tcp_available_congestion_control")
+        raise Unavailable(f"this kernel has no congestion control {congestion_control}", f"It has: {known}.") from error
+    veth.check(link_of(link), End(host.netns, host.ifname, host.mac, HOST_INDEX), host.mtu)
+    if not link_of(link).up:
+        raise KernelError(what, detail="the interface is not up")
+    if (found := ipv4.congestion_control_of(route)) != congestion_control:
+        raise KernelError(route_what, detail=f"reads back {found}")
+
+
+def read_settings(host: Host, network: str) -> Mapping[str, object]:
+    """What is in force at a host of a lab with this network: sysctls, offloads, MTU."""
+    with closing(netns.open_inside(host.netns)) as inside:
+        ((_, route),) = inside.netlink.ask([ipv4.find_route(f"read the route of {host.name}", IPv4Network(network))])
     # Kernels whose buffer maxima are not per namespace show them in the root namespace alone.
     outside = {key: sysctl.read_here(key) for key in REPORTED_SYSCTLS}
 
@@ -226,7 +211,7 @@ def read_settings(host: Host) -> Mapping[str, object]:
         return {
             "address": host.address,
             "mtu_bytes": host.mtu,
-            "congestion_control": congestion_control,
+            "congestion_control": ipv4.congestion_control_of(route),
             "sysctls": {key: outside[key] if value is None else value for key, value in inside.items()},
             "offloads": offload.read_here(host.ifname),
         }

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,7 @@ from netem.kernel.process import Child
 from netem.kernel.sockets import open_socket
 from netem.kernel.user import User
 from netem.lab import teardown
-from netem.lab.build import PortPlace, Settings, await_ports, build_host, build_switches, find_ports, read_settings
+from netem.lab.build import Builder, PortPlace, Settings, find_ports, read_settings
 from netem.lab.plan import DEFAULT_NETWORK, Host, Plan, TopologyLike, make_plan
 from netem.state import (
     DEFAULT_DIR,
@@ -113,10 +114,8 @@ class Lab:
                 if netns.exists(name):
                     self._state.forget_namespace(name)  # taken by someone else since it was planned
                 raise error
-        self._places = build_switches(self._plan)
-        for host in self._plan.hosts:
-            build_host(self._plan, host, self._settings)
-        await_ports(self._plan)
+        with closing(Builder(self._plan, self._settings)) as builder:
+            self._places = builder.build()
 
     @property
     def id(self) -> str:
@@ -142,7 +141,7 @@ class Lab:
 
     def settings(self) -> dict[str, Mapping[str, Any]]:
         """Sysctls, offloads and MTU in force at each host, for the manifest."""
-        return {host.name: read_settings(host) for host in self.hosts.values()}
+        return {host.name: read_settings(host, self._plan.network) for host in self.hosts.values()}
 
     def socket(self, host: str, kind: Literal["udp", "tcp"], rcvbuf_bytes: int, sndbuf_bytes: int) -> socket.socket:
         """An unbound IPv4 socket inside a host, with at least these buffers (the system's maximum is not in force)."""

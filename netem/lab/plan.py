@@ -15,6 +15,8 @@ DEFAULT_NETWORK = "10.77.0.0/16"
 DEFAULT_MTU_BYTES = 1500
 HOST_IFNAME = "eth0"
 BRIDGE_IFNAME = "br0"
+# Indexes are planned too: no look-up, and both ends of a cable differ (a carrier is then noticed at once).
+HOST_INDEX, BRIDGE_INDEX, FIRST_PORT_INDEX = 2, 2, 3
 # With more hosts than this only pairs with a server get a static neighbour entry (the number of pairs is quadratic).
 ALL_PAIRS_LIMIT = 16
 ID_PATTERN = re.compile(r"dn[0-9a-f]{4}")
@@ -94,6 +96,7 @@ class Forwarding:
     netns: str
     ifname: str
     mac: str
+    index: int
 
 
 @dataclass(frozen=True)
@@ -218,11 +221,12 @@ def _cables(
         if near not in switches or far not in {**hosts, **switches} or near == far:
             raise PlanError(f"link {' - '.join(link.between)}: expected a switch and a host, or two switches")
         port = f"p{hosts[far].rank}" if far in hosts else f"x{number}a"
-        near_end = End(switches[near].netns, port, _mac(2, 2 * number))
+        index = FIRST_PORT_INDEX + 2 * number
+        near_end = End(switches[near].netns, port, _mac(2, 2 * number), index)
         if far in hosts:
-            far_end = End(hosts[far].netns, HOST_IFNAME, hosts[far].mac)
+            far_end = End(hosts[far].netns, HOST_IFNAME, hosts[far].mac, HOST_INDEX)
         else:
-            far_end = End(switches[far].netns, f"x{number}b", _mac(2, 2 * number + 1))
+            far_end = End(switches[far].netns, f"x{number}b", _mac(2, 2 * number + 1), index + 1)
             ends[far, near] = far_end
         ends[near, far] = near_end
         cables.append(Cable(near_end, far_end, link.mtu, far if far in hosts else None))
@@ -246,7 +250,7 @@ def _forwarding(
         while frontier:
             back, switch = frontier.pop()
             port = ends[switch, back]
-            yield Forwarding(port.netns, port.ifname, host.mac)
+            yield Forwarding(port.netns, port.ifname, host.mac, port.index)
             reached.add(switch)
             frontier += [(switch, n) for n in adjacent[switch] if n in adjacent and n not in reached]
         if len(reached) != len(switches) + 1:

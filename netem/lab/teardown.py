@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from netem.kernel import netns, veth
-from netem.kernel.errors import LabError
+from netem.kernel.errors import KernelError, LabError
 from netem.lab.build import PORT_GROUP
 from netem.lab.plan import ID_PATTERN
 from netem.state import LabBusy, LabState, Record, StateError, drop_orphans, lab_ids
@@ -107,12 +109,12 @@ def _delete_ports(name: str, identity: int | None) -> None:
     """Delete a switch's ports before its namespace: a peer whose host is still in use goes with them."""
     if identity is None:
         return
-    netlink = netns.open_netlink(name)
-    try:
-        if any(link.get("group") == PORT_GROUP for link in netlink.get_links()):
-            veth.delete_group(netlink, PORT_GROUP)
-    finally:
-        netlink.close()
+    with closing(netns.open_inside(name)) as inside:
+        try:
+            veth.delete_group(inside.netlink, PORT_GROUP)
+        except KernelError as error:
+            if error.code != errno.ENODEV:  # not a switch, or one without ports yet
+                raise
 
 
 def _processes() -> Iterable[tuple[int, int]]:

@@ -22,6 +22,7 @@ from netem.links.bpf import BpfPort
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run with sudo")
 
 SERVER, WORKERS, UNKNOWN = "10.77.0.1", ("10.77.0.2", "10.77.0.3"), "10.77.0.4"
+BRIDGE = 2  # its index
 DATA_PORT, MARKER_PORT, TCP_PORT = 29601, 29500, 29501
 UDP_FLOW, KEY = Flow("udp", dst_ports=(29600, 29699)), Key(((4, 14),), (4, 8))
 CHUNK_BYTES, BATCH, SOL_UDP, UDP_SEGMENT = 1472, 44, 17, 103
@@ -39,17 +40,16 @@ class Path:
         return BpfPort(name, self.switch, "pr", receiver=(self.receiver, "eth0"))
 
 
-def _connect(netlink, host: str, ifname: str, switch: str, mac: str, addresses: tuple[str, ...]) -> int:
-    port = veth.create(
-        netlink, veth.End(switch, ifname, f"02:00:01:{mac}"), veth.End(host, "eth0", f"02:00:02:{mac}"), 1500
-    )
+def _connect(switch: str, host: str, port: veth.End, mac: str, addresses: tuple[str, ...]) -> None:
+    far = veth.End(host, "eth0", f"02:00:02:{mac}", 2)
+    with closing(netns.open_inside(switch)) as inside:
+        veth.create(inside.netlink, [veth.Pair(port, far, 1500)], BRIDGE)
     with closing(netns.open_netlink(host)) as inside:
         index = veth.index_of(inside, "eth0")
         for address in addresses:
             inside.addr("add", index=index, address=address, prefixlen=24)
         inside.link("set", index=index, state="up")
     offload.write(host, "eth0", dict.fromkeys(offload.TSO, False) | {offload.UDP_SEGMENTATION: False})
-    return port
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,11 @@ def path() -> Iterator[Path]:
     try:
         for name in names:
             netns.create(name)
-        with closing(netns.open_netlink(made.switch)) as netlink:
-            switch = bridge.create(netlink, "br", "02:00:03:00:00:01")
-            ports = (
-                _connect(netlink, made.sender, "ps", made.switch, "00:00:01", (*WORKERS, UNKNOWN)),
-                _connect(netlink, made.receiver, "pr", made.switch, "00:00:02", (SERVER,)),
-            )
-            for port in ports:
-                bridge.add_port(netlink, switch, port, 0)
+        with closing(netns.open_inside(made.switch)) as inside:
+            bridge.create(inside.netlink, "br", "02:00:03:00:00:01", BRIDGE)
+        ports = [veth.End(made.switch, f"p{kind}", f"02:00:01:00:00:0{n}", 2 + n) for n, kind in ((1, "s"), (2, "r"))]
+        _connect(made.switch, made.sender, ports[0], "00:00:01", (*WORKERS, UNKNOWN))
+        _connect(made.switch, made.receiver, ports[1], "00:00:02", (SERVER,))
         yield made
     finally:
         for name in names:

@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from netem.kernel import netns, veth
 from netem.kernel.netns import call_in, open_netlink
@@ -35,8 +35,10 @@ class Network:
             for name in (self.near.netns, self.far.netns):
                 netns.create(name)
                 self._stack.callback(netns.remove, name)
+            with closing(netns.open_inside(self.near.netns)) as inside:
+                veth.create(inside.netlink, [veth.Pair(self.near, self.far, self.mtu)])
             with open_netlink(self.near.netns) as ipr:
-                self.ifindex = veth.create(ipr, self.near, self.far, self.mtu)
+                self.ifindex = veth.index_of(ipr, self.near.ifname)
                 for address in self.senders:
                     ipr.addr("add", index=self.ifindex, address=address, prefixlen=16)
                 ipr.link("set", index=self.ifindex, state="up")
