@@ -47,6 +47,13 @@ class Layout:
         """A zeroed buffer of shape (chunks, chunk_values); what lies behind `values` stays zero."""
         return np.zeros((self.chunks, self.chunk_values), np.float32)
 
+    def spread(self, flat: FloatArray, out: FloatArray) -> None:
+        """Copies numbers (values,) into their chunks, `out` (chunks, chunk_values), which need not be contiguous."""
+        full = self.values // self.chunk_values
+        out[:full] = flat[: full * self.chunk_values].reshape(full, self.chunk_values)
+        if full < self.chunks:
+            out[-1, : self.last_values] = flat[full * self.chunk_values :]
+
     def required(self, tensors: Sequence[TensorSpec], patterns: Sequence[str]) -> BoolArray | None:
         """Chunks that hold a part of a tensor whose name matches a pattern; None where there is none."""
         mask = np.zeros(self.chunks, np.bool_)

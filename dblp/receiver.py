@@ -46,9 +46,10 @@ class Receiver:
         self.round, self.direction, self.chunks, self.need = round_, direction, chunks, need
         self.received: BoolArray = np.zeros(chunks, np.bool_)
         self.delivered = self.duplicate = self.late = 0
-        self.passes = 0
         self.completing: tuple[int, int] | None = None
         self.state = ReceiverState.RECEIVING
+        self._first_at = np.zeros(chunks, np.int64)
+        self._pass_of = np.full(chunks, -1, np.int32)
         self._required = required
         self._required_missing = int(required.sum()) if required is not None else 0
         if need == 0 and not self._required_missing:
@@ -57,6 +58,11 @@ class Receiver:
     @property
     def finished(self) -> bool:
         return self.state is not ReceiverState.RECEIVING
+
+    @property
+    def passes(self) -> int:
+        """Transmissions of the chunk that took most of them to be delivered."""
+        return int(self._pass_of.max(initial=-1)) + 1
 
     @property
     def missing_share(self) -> float:
@@ -70,11 +76,7 @@ class Receiver:
         if self.finished:
             self.late += len(sequences)
             return np.empty(0, np.int64)
-        new = np.flatnonzero(~self.received[sequences])
-        if len(new) > 1:
-            _, first = np.unique(sequences[new], return_index=True)
-            if len(first) < len(new):
-                new = new[np.sort(first)]
+        new = self._new(sequences)
         end = self._completes_at(sequences[new])
         taken = len(sequences) if end is None else int(new[end]) + 1
         if end is not None:
@@ -87,9 +89,21 @@ class Receiver:
             self.completing = (int(sequences[new[-1]]), int(passes[new[-1]]))
         return new
 
+    def _new(self, sequences: IntArray) -> IntArray:
+        """Positions of the chunks that were not there before: of a chunk that is twice in the batch, the first."""
+        known = self.received[sequences]
+        new = np.flatnonzero(~known) if np.count_nonzero(known) else np.arange(len(sequences))
+        fresh = sequences[new]
+        self._first_at[fresh[::-1]] = new[::-1]  # of several writes to one place the last one counts
+        first = self._first_at[fresh]
+        # Comparing bytes is much cheaper than comparing small arrays.
+        return new if first.tobytes() == new.tobytes() else new[first == new]
+
     def _completes_at(self, fresh: IntArray) -> int | None:
         """Index into `fresh` of the chunk that completes the round, or None."""
         end = max(self.need - self.delivered, 1) - 1
+        if end >= len(fresh):
+            return None
         if self._required is not None and self._required_missing:
             required = np.flatnonzero(self._required[fresh])
             if len(required) < self._required_missing:
@@ -100,8 +114,7 @@ class Receiver:
     def _store(self, fresh: IntArray, passes: IntArray) -> None:
         self.received[fresh] = True
         self.delivered += len(fresh)
-        if len(fresh):
-            self.passes = max(self.passes, int(passes.max()) + 1)
+        self._pass_of[fresh] = passes
         if self._required is not None:
             self._required_missing -= int(self._required[fresh].sum())
 

@@ -103,12 +103,16 @@ class Sender:
         self._often = False  # whether some chunk was sent as often as the pass field can count
         self._last_sent = np.full(chunks, -1, np.int64)
         self._queued = np.ones(chunks, np.bool_)
+        # What is to be sent, up to `_at` taken already: taking is two slices, the books follow in `_settle`.
         self._queue: IntArray = order
+        self._queue_passes = np.zeros(chunks, np.int64)
+        self._at = 0
         self._effects: list[SendProbe] = []
 
     @property
     def passes(self) -> int:
         """Transmissions of the chunk that was sent most often; under stop-and-wait the number of passes."""
+        self._settle()
         return int(self._times_sent.max(initial=0))
 
     @property
@@ -120,22 +124,29 @@ class Sender:
         if self.state is not SenderState.SENDING or (self._resume_at is not None and now < self._resume_at):
             return None
         self._resume_at = None
-        room = min(limit, self.window - (self.sent - self._answered))
-        sequences = self._queue[:room]
-        if len(sequences):
-            batch = Batch(sequences, self._times_sent[sequences])
+        start = self._at
+        end = min(start + limit, start + self.window - (self.sent - self._answered), len(self._queue))
+        batch: Batch | None = None
+        if end > start:
+            batch = Batch(self._queue[start:end], self._queue_passes[start:end])
             if self._often and batch.passes.max() > MAX_PASS:
                 raise LocalProtocolError(f"round {self.round}: a chunk was sent {MAX_PASS} times")
-            self._queue = self._queue[len(sequences) :]
-            self._last_sent[sequences] = np.arange(self.sent, self.sent + len(sequences))
-            self._times_sent[sequences] += 1
-            self._queued[sequences] = False
-            self.sent += len(sequences)
+            self._at = end
+            self.sent += end - start
         self._probe_when_due(now)
-        return batch if len(sequences) else None
+        return batch
+
+    def _settle(self) -> None:
+        """Enters what was taken from the queue into the books of the single chunks."""
+        taken = self._queue[: self._at]
+        if len(taken):
+            self._last_sent[taken] = np.arange(self.sent - len(taken), self.sent)
+            self._times_sent[taken] += 1
+            self._queued[taken] = False
+            self._queue, self._queue_passes, self._at = self._queue[self._at :], self._queue_passes[self._at :], 0
 
     def _probe_when_due(self, now: float) -> None:
-        blocked = not len(self._queue) or self.sent - self._answered >= self.window
+        blocked = self._at >= len(self._queue) or self.sent - self._answered >= self.window
         if blocked:
             if self._outstanding is None or self._outstanding.sent < self.sent:
                 self._probe(now)
@@ -172,15 +183,17 @@ class Sender:
         self._requeue(received, bitmap.sent, now)
 
     def _requeue(self, received: BoolArray, sent: int, now: float) -> None:
+        self._settle()
         waiting = self._queue[~received[self._queue]]
         lost = ~received & ~self._queued & (self._last_sent >= 0) & (self._last_sent < sent)
         if len(waiting) and not self.pipelined:
             lost[:] = False  # a probe for the window only; the one at the end of the pass tells what was lost
         again = self.order[lost[self.order]]
-        self._often = bool(self._times_sent.max() > MAX_PASS)
         self._queued[:] = False
         self._queue = np.concatenate([waiting, again])
         self._queued[self._queue] = True
+        self._queue_passes = self._times_sent[self._queue]
+        self._often = bool(self._queue_passes.max(initial=0) > MAX_PASS)
         if len(again) and not len(waiting) and self.pass_overhead_s:
             self._resume_at = now + self.pass_overhead_s
         if len(self._queue) and self.sent - self._answered < self.window:
@@ -227,6 +240,7 @@ class Sender:
 
         Exact unless that chunk was sent again after it arrived, which only a reordering network can cause.
         """
+        self._settle()
         return int(self._last_sent[stop.sequence]) + 1 if stop.sequence < len(self.order) else self.sent
 
     def _reprobe_after(self) -> float:

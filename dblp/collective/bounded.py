@@ -10,8 +10,9 @@ from dblp.chunks import FloatArray, send_order
 from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
 from dblp.config import Config
+from dblp.datagrams import DataSocket, PacketBuffer
 from dblp.errors import RoundTimeout
-from dblp.io import DataSocket, clock, wait
+from dblp.io import clock
 from dblp.receiver import Receiver, ReceiverState
 from dblp.sender import Sender
 from dblp.wire import Bitmap, Frame, Probe, Stop
@@ -51,14 +52,14 @@ def make_sender(config: Config, link: Link, round_: int, direction: int, rank: i
     )
 
 
-def send_round(link: Link, machine: Sender, values: FloatArray, deadline: float) -> Sent:
-    """Sends `values` (chunks, chunk_values) until the receiver says stop; aborts the machine at the deadline.
+def send_round(link: Link, machine: Sender, packets: PacketBuffer, deadline: float) -> Sent:
+    """Sends `packets` until the receiver says stop; aborts the machine at the deadline.
 
     Nothing is raised at the deadline, also where the network takes no more data: it ends this round, not the run.
     """
     sent = Sent(began_s=clock())
     try:
-        _send_until_stopped(link, machine, values, deadline, sent)
+        _send_until_stopped(link, machine, packets, deadline, sent)
     except RoundTimeout:
         machine.abort()
     sent.ended_s = clock()
@@ -66,8 +67,9 @@ def send_round(link: Link, machine: Sender, values: FloatArray, deadline: float)
     return sent
 
 
-def _send_until_stopped(link: Link, machine: Sender, values: FloatArray, deadline: float, sent: Sent) -> None:
+def _send_until_stopped(link: Link, machine: Sender, packets: PacketBuffer, deadline: float, sent: Sent) -> None:
     data = _data(link)
+    packets.address(data.session, machine.round)
     link.replay()
     while not machine.finished:
         now = clock()
@@ -83,7 +85,7 @@ def _send_until_stopped(link: Link, machine: Sender, values: FloatArray, deadlin
                 link.stray(frame, came_as_hint)
         batch = machine.take(now, data.segments)
         if batch is not None:
-            sent.bytes += data.send(values, machine.round, batch, deadline)
+            sent.bytes += data.send(packets, batch, deadline)
             os.sched_yield()  # on one machine the receiver may wait for this very core, and with it the stop
         for effect in machine.effects():
             link.hint(effect.probe)
@@ -95,7 +97,7 @@ def _send_until_stopped(link: Link, machine: Sender, values: FloatArray, deadlin
 
 def _sleep(link: Link, machine: Sender, deadline: float) -> None:
     timer = machine.next_timer()
-    wait(link.fds(data=False), (deadline if timer is None else min(timer, deadline)) - clock())
+    link.rest(deadline if timer is None else min(timer, deadline), data=False)
     machine.handle_timer(clock())
 
 
@@ -138,31 +140,33 @@ class ReceiveLoop:
     def run(self, deadline: Deadline) -> None:
         """Until complete, over, or given up at the deadline: it raises nothing then, the machine says so."""
         self.link.replay()
+        frames = chunks = True
         while not self.machine.finished and not self.watch.over:
-            busy = self._drain()
-            busy = self._frames(deadline) or busy
+            busy = chunks and self._drain()
+            busy = (frames and self._frames(deadline)) or busy
             if busy and (self.first_at is not None or self.watch.begun or self._answered >= 0):
                 deadline.begin()
             if clock() >= deadline.at():
                 self.machine.give_up()
-            elif not busy:
-                self.link.rest(deadline.look(), data=True)
+            elif not self.machine.finished:
+                frames, chunks = self.link.rest(deadline.look(), data=True)
         if self.watch.over or (self.quiet and self.machine.state is ReceiverState.GIVEN_UP and not deadline.begun):
             return
         self.told = self.machine.stop()
         self.link.finish(self.told, clock() + deadline.limit_s)
 
     def _drain(self) -> bool:
-        busy = False
-        while not self.machine.finished:
-            received = self.data.receive(self.machine.round)
-            if received is None:
-                break
-            busy = True
+        """Takes in what the data socket holds. Whether that was anything."""
+        received = self.data.receive(self.machine.round)
+        busy = received is not None
+        while received is not None:
             if len(received.sequences):
                 self.first_at = self.first_at or clock()
                 chosen = self.machine.accept(received.sequences, received.passes)
                 self.data.store(received, chosen, self.values)
+            if self.data.drained or self.machine.finished:
+                break
+            received = self.data.receive(self.machine.round)
         return busy
 
     def _frames(self, deadline: Deadline) -> bool:

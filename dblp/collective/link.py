@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from dblp.chunks import Layout
 from dblp.config import Config
+from dblp.datagrams import DataSocket
 from dblp.errors import HandshakeError, PeerLost, RoundTimeout
 from dblp.events import Events
-from dblp.io import Control, DataSocket, Hints, clock, path_rtt_s, udp_socket, wait
+from dblp.io import Control, Hints, clock, path_rtt_s, udp_socket
 from dblp.wire import IP_UDP_BYTES, End, Frame, Probe, Refuse, Start, Stop
 
 F = TypeVar("F", bound=Frame)
@@ -29,9 +30,11 @@ class Link:
 
     def __init__(self, control: Control, data: DataSocket | None, hints: Hints | None) -> None:
         self.control, self.data, self.hints = control, data, hints
-        self._poller = select.poll()
+        self._frames, self._anything = select.poll(), select.poll()
         for fd in self.fds(data=False):
-            self._poller.register(fd, select.POLLIN)
+            self._frames.register(fd, select.POLLIN)
+        for fd in self.fds(data=True):
+            self._anything.register(fd, select.POLLIN)
         self.round = 0
         self.rtt_s = path_rtt_s(control.sock)  # then as each round that was sent has measured it
         self._early: list[tuple[Frame, bool]] = []
@@ -85,15 +88,19 @@ class Link:
         self._repeat_after_s = REPEAT_FIRST_S
         self._repeat_at = clock() + self._repeat_after_s
 
-    def rest(self, deadline: float, *, data: bool) -> None:
-        """Wait until there is something to read, at most until the deadline."""
-        if self.hints is None or not self._standing:
-            wait(self.fds(data=data), deadline - clock())
-        elif not wait(self.fds(data=data), min(deadline, self._repeat_at) - clock()) and clock() >= self._repeat_at:
+    def rest(self, deadline: float, *, data: bool) -> tuple[bool, bool]:
+        """Wait until there is something to read, at most until the deadline. Whether there are (frames, chunks)."""
+        standing = self.hints is not None and bool(self._standing)
+        until = min(deadline, self._repeat_at) if standing else deadline
+        poller = self._anything if data else self._frames
+        ready = [fd for fd, _ in poller.poll(max(0.0, until - clock()) * 1000)]
+        if standing and not ready and clock() >= self._repeat_at:
             for frame in self._standing:
                 self.hint(frame)
             self._repeat_after_s = min(2 * self._repeat_after_s, REPEAT_LAST_S)
             self._repeat_at = clock() + self._repeat_after_s
+        chunks = data and self.data is not None and self.data.fileno() in ready
+        return len(ready) > chunks, chunks
 
     def hint(self, frame: Frame) -> None:
         if self.hints is not None:
@@ -112,7 +119,7 @@ class Link:
     def poll(self) -> list[tuple[Frame, bool]]:
         """(frame, came as a hint) in order of arrival, without waiting. Raises HandshakeError when the peer refuses."""
         frames, self._again = self._again, []
-        ready = {fd for fd, _ in self._poller.poll(0)}
+        ready = {fd for fd, _ in self._frames.poll(0)}
         if not ready:  # the usual case while sending: one system call, nothing allocated
             return frames
         if self.hints is not None and self.hints.fileno() in ready:

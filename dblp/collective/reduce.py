@@ -8,6 +8,8 @@ import numpy as np
 
 from dblp.chunks import BoolArray, FloatArray
 
+BLOCK_VALUES = 1 << 16
+
 
 def mean_into(out: FloatArray, gradients: Sequence[FloatArray], delivered: Sequence[BoolArray], mode: str) -> None:
     """Writes the mean of the workers' gradients (each (chunks, chunk_values), zero where not delivered) into `out`.
@@ -26,14 +28,14 @@ def mean_into(out: FloatArray, gradients: Sequence[FloatArray], delivered: Seque
 
 
 def norm(values: FloatArray) -> float:
-    """L2 norm, summed in float64 block by block.
+    """L2 norm of all numbers, which need not lie contiguously, summed in float64 block by block.
 
     Not by BLAS: its threads would compete with the workers, and its result depends on the build.
     """
-    flat = values.reshape(-1)
     total = 0.0
-    for start in range(0, len(flat), 1 << 16):
-        part = flat[start : start + (1 << 16)].astype(np.float64)
+    rows = max(1, BLOCK_VALUES // max(1, values[:1].size))
+    for start in range(0, len(values), rows):
+        part = values[start : start + rows].astype(np.float64).reshape(-1)
         total += float(np.einsum("i,i->", part, part))
     return float(np.sqrt(total))
 

@@ -27,6 +27,7 @@ from dblp.collective.meeting import Meeting
 from dblp.collective.reduce import divergence, mean_into, norm
 from dblp.collective.server_flow import BoundedServer, StreamServer, Uplink
 from dblp.config import Config, Env
+from dblp.datagrams import PacketBuffer
 from dblp.errors import ConnectError, DblpError, HandshakeError, PeerProtocolError
 from dblp.events import Events
 from dblp.io import Control, clock, receive_window
@@ -50,6 +51,7 @@ class Server:
         self.following: Decision = self.decision
         self.terms: Terms | None = None
         self.mean: FloatArray = np.zeros((0, 0), np.float32)
+        self.packets: PacketBuffer | None = None  # what carries the mean, where that are datagrams
         self.data_connections = Connections()
         self.links: list[Link] = []
         self._controls: dict[int, Control] = {}
@@ -141,7 +143,11 @@ class Server:
 
     def _serve(self) -> None:
         assert self.terms is not None
-        self.mean = self.terms.layout.matrix()
+        if self.config.is_tcp:
+            self.mean = self.terms.layout.matrix()
+        else:
+            self.packets = PacketBuffer(self.terms.layout)
+            self.mean = self.packets.values
         threads = [
             threading.Thread(target=self._thread, args=(rank,), name=f"worker-{rank}", daemon=True)
             for rank in sorted(self._controls)

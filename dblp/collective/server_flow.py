@@ -119,7 +119,6 @@ class BoundedServer:
     def receive(self, round_: int) -> Uplink | Epoch | Bye:
         """One round up, or the frame that says that there is none now."""
         decision, limits = self.server.decision, self.config.deadlines
-        self.values[:] = 0.0
         goal = need(self.layout.chunks, decision.tolerance, self.config.profile.threshold)
         machine = Receiver(round_, UP, self.layout.chunks, goal, self.required)
         deadline = SharedDeadline(self.server.rounds, round_, limits.step_s, limits.round_s)
@@ -128,6 +127,7 @@ class BoundedServer:
         await_start(self.link, begin, deadline)
         if begin.other is not None:
             return begin.other
+        self.values[~machine.received] = 0.0  # older rounds' values
         outcome = "ok" if machine.state is ReceiverState.COMPLETE else "deadline"
         self._report(machine, goal, decision.phase, decision.tolerance, outcome)
         unusable = begin.start is None or begin.left
@@ -135,9 +135,10 @@ class BoundedServer:
 
     def broadcast(self, round_: int, up: Uplink) -> bool:
         """The mean to this worker; False when it could not be delivered before the deadline."""
+        assert self.server.packets is not None
         machine = make_sender(self.config, self.link, round_, DOWN, self.rank, self.window)
         sent = send_round(
-            self.link, machine, self.server.mean, clock() + SENDER_PATIENCE * self.config.deadlines.round_s
+            self.link, machine, self.server.packets, clock() + SENDER_PATIENCE * self.config.deadlines.round_s
         )
         ok = machine.stop is not None and machine.stop.outcome == 0
         report_sent(self.server.events, round_, self.rank, "down", machine, sent, wait_s=0.0)

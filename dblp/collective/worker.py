@@ -40,7 +40,6 @@ class Worker:
         self.env, self.config, self.events, self.terms, self.link = env, config, events, terms, link
         self.rank, self.round = env.rank, 0
         self.decision = Decision(welcome["phase"], float(welcome["tolerance"]), "told by the server")
-        self.gradient = terms.layout.matrix()
         self.residual = terms.layout.matrix() if config.profile.error_feedback else None
         flow_type: Any = StreamWorker if config.is_tcp else BoundedWorker
         self.flow: BoundedWorker | StreamWorker = flow_type(self, session, int(welcome["window"]))
@@ -95,13 +94,14 @@ class Worker:
         waited_s = self._gate(round_)
         self.link.advance(round_)
         limit = clock() + self.config.deadlines.round_s
-        self.gradient.reshape(-1)[:values] = flat
-        start = Start(round_, norm(self.gradient), int(epoch_start_next))
+        gradient = self.flow.gradient
+        self.terms.layout.spread(flat, gradient)
+        start = Start(round_, norm(gradient), int(epoch_start_next))
         self.link.tell(start, limit)
         self.link.stand_by(start)
         if self.residual is not None:
-            self.gradient += self.residual
-        self.flow.send(round_, self.gradient)
+            gradient += self.residual
+        self.flow.send(round_)
         late = self.link.last_heard
         if late is not None and late.round == round_ - 1:  # the end of a round that this worker has left
             self.decision = told_by(late)
@@ -127,7 +127,7 @@ class Worker:
     def _keep_residual(self, skipped: bool) -> None:
         """Error feedback: what was not applied is added to the next gradient; of a skipped round that is all of it."""
         assert self.residual is not None
-        np.copyto(self.residual, self.gradient)
+        np.copyto(self.residual, self.flow.gradient)
         if not skipped:
             self.residual[self.flow.delivered()] = 0.0
 

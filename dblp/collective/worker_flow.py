@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dblp import wire
-from dblp.chunks import BoolArray, FloatArray, need, unpack_bits
+from dblp.chunks import BoolArray, need, unpack_bits
 from dblp.collective.bounded import DOWN, UP, ReceiveLoop, Sent, make_sender, send_round
 from dblp.collective.deadline import Deadline
 from dblp.collective.handshake import DATA, check_welcome, connect, first_frame, hello
@@ -20,6 +20,7 @@ from dblp.collective.report import (
     report_stream_received,
 )
 from dblp.collective.stream import StreamBroken, StreamReceive, send_stream
+from dblp.datagrams import PacketBuffer
 from dblp.errors import ConnectError, PeerLost, RoundTimeout
 from dblp.io import Control, clock, socket_drops
 from dblp.receiver import Receiver
@@ -57,7 +58,8 @@ class Ending:
 
 
 class BoundedWorker:
-    """Bounded-loss transport over UDP. `mean` (chunks, chunk_values) is what the last broadcast left."""
+    """Bounded-loss transport over UDP. `send` sends what `gradient` (chunks, chunk_values) holds; `mean` (the same
+    shape) is what the last broadcast left."""
 
     def __init__(self, worker: Worker, session: int, window: int) -> None:
         assert worker.link.data is not None
@@ -65,15 +67,17 @@ class BoundedWorker:
         self.config, self.layout = worker.config, worker.terms.layout
         self.required = self.layout.required(worker.terms.tensors, self.config.profile.always_reliable)
         self.mean = self.layout.matrix()
+        self.packets = PacketBuffer(self.layout)
+        self.gradient = self.packets.values
         self._drops = socket_drops(worker.link.data.sock)
         self._up: tuple[Sender, Sent] | None = None
         self._down: ReceiveLoop | None = None
 
-    def send(self, round_: int, values: FloatArray) -> None:
+    def send(self, round_: int) -> None:
         """The gradient up, until the server says stop, or is silent for so long that nothing can get through."""
         machine = make_sender(self.config, self.link, round_, UP, self.worker.rank, self.window)
         # The server's deadline comes first and tells the outcome; this one is for frames that cannot get through.
-        sent = send_round(self.link, machine, values, clock() + SILENCE_ROUNDS * self.config.deadlines.round_s)
+        sent = send_round(self.link, machine, self.packets, clock() + SILENCE_ROUNDS * self.config.deadlines.round_s)
         self._up = machine, sent
 
     def delivered(self) -> BoolArray:
@@ -153,14 +157,14 @@ class StreamWorker:
     def __init__(self, worker: Worker, session: int, window: int) -> None:
         self.worker, self.link, self.session = worker, worker.link, session
         self.config, self.layout = worker.config, worker.terms.layout
-        self.mean = self.layout.matrix()
+        self.mean, self.gradient = self.layout.matrix(), self.layout.matrix()
         self.sock: socket.socket | None = None
         self._sent = Sent()
         self._outcome = "ok"
         self._silent_until = 0.0
         self._straggling_s = 0.0
 
-    def send(self, round_: int, values: FloatArray) -> None:
+    def send(self, round_: int) -> None:
         self._silent_until = clock() + SILENCE_ROUNDS * self.config.deadlines.round_s
         self._sent, self._outcome = Sent(began_s=clock(), ended_s=clock()), "censored"
         sock = self._connected()
@@ -168,7 +172,7 @@ class StreamWorker:
             return
         stop: Stop | None = None
         try:
-            self._sent, stop = send_stream(self.link, sock, self.session, round_, UP, values, self._silent_until)
+            self._sent, stop = send_stream(self.link, sock, self.session, round_, UP, self.gradient, self._silent_until)
         except StreamBroken:
             self._sent.ended_s = clock()  # the server's stop or end comes on the control connection
         if stop is not None and stop.outcome == 0:

@@ -20,7 +20,7 @@ import pytest
 from dblp.chunks import IntArray, Layout, TensorSpec
 from dblp.collective import Server, Worker
 from dblp.config import Config, Deadlines, Env, Profile
-from dblp.io import DataSocket, Received
+from dblp.datagrams import DataSocket, Received
 from dblp.wire import chunk_values
 from netem.links import mask
 

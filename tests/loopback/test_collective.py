@@ -83,7 +83,7 @@ def test_plain_path_gives_the_same_as_the_fast_one(
         with monkeypatch.context() as patch:
             if not fast:
                 patch.setattr(mmsg, "available", lambda: False)
-                patch.setattr("dblp.io.UDP_SEGMENT", 9999)
+                patch.setattr("dblp.datagrams.UDP_SEGMENT", 9999)
             with_loss(patch, base, masked(1, lambda *_: ratio))
             outcome = run_world(config_of(MLT, profile), rounds_body(TENSORS, 2), TENSORS, base=base)
             results.append((vectors(outcome), digests(outcome)))

@@ -15,7 +15,8 @@ from dblp.collective import Server, server_flow, worker_flow
 from dblp.collective.bounded import Sent
 from dblp.collective.link import Link
 from dblp.config import PAPER, RECOMMENDED, Deadlines, Profile
-from dblp.io import Control, DataSocket, Hints, clock, wait
+from dblp.datagrams import DataSocket
+from dblp.io import Control, Hints, clock, wait
 from dblp.wire import End, Frame
 from tests.loopback.collective_world import (
     Outcome,

@@ -16,9 +16,10 @@ from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
 from dblp.collective.stream import StreamReceive, send_stream
 from dblp.collective.worker_flow import Ending
+from dblp.datagrams import DataSocket, PacketBuffer
 from dblp.errors import ConnectError, HandshakeError, PeerLost, RoundTimeout
 from dblp.events import NoEvents
-from dblp.io import Control, DataSocket, Hints, clock, udp_socket
+from dblp.io import Control, Hints, clock, udp_socket
 from dblp.receiver import Receiver
 from dblp.sender import Sender
 from dblp.wire import Bitmap, Bye, End, Frame, FrameReader, Hello, Probe, Refuse, Start, Stop, encode
@@ -75,7 +76,7 @@ def pair() -> Iterator[Pair]:
 def sent_up(pair: Pair) -> None:
     pair.link.advance(0)
     machine = Sender(0, UP, np.arange(8), window=64, pipelined=False)
-    send_round(pair.link, machine, LAYOUT.matrix(), clock() + 2.0)
+    send_round(pair.link, machine, PacketBuffer(LAYOUT), clock() + 2.0)
     assert machine.stop == STOP
 
 
@@ -176,12 +177,12 @@ def test_data_plane_that_cannot_be_opened_leaves_no_socket_open(monkeypatch: pyt
 
 
 def test_network_that_takes_nothing_ends_the_round_at_its_deadline(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(data: DataSocket, values: object, round_: int, batch: object, deadline: float) -> int:
-        raise RoundTimeout(data.peer, round_, "sending datagrams", 0.1)
+    def full(data: DataSocket, packets: object, batch: object, deadline: float) -> int:
+        raise RoundTimeout(data.peer, 0, "sending datagrams", 0.1)
 
     monkeypatch.setattr(DataSocket, "send", full)
     machine = Sender(0, DOWN, np.arange(8), window=64, pipelined=False)
-    send_round(pair.link, machine, LAYOUT.matrix(), clock() + 0.1)
+    send_round(pair.link, machine, PacketBuffer(LAYOUT), clock() + 0.1)
     assert machine.finished
     assert machine.stop is None
 

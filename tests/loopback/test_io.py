@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dblp import io, mmsg
+from dblp import mmsg
 from dblp.chunks import Layout
+from dblp.datagrams import DataCounts, DataSocket, PacketBuffer
 from dblp.errors import ConnectError, RoundTimeout
-from dblp.io import DataSocket, Hints, clock, receive_window, socket_drops, udp_socket, wait
+from dblp.io import Hints, clock, receive_window, socket_drops, udp_socket, wait
 from dblp.sender import Batch
 from dblp.wire import Bitmap, Probe, encode_hint
 
@@ -41,8 +42,15 @@ def make(sock: socket.socket, path: str, monkeypatch: pytest.MonkeyPatch, sessio
         if path in ("no recvmmsg", "plain"):
             patch.setattr(mmsg, "available", lambda: False)
         made = DataSocket(sock, LAYOUT, session, offload=path in ("fast", "no recvmmsg"))
-    assert (made._many is not None) == (path in ("fast", "no offload"))
+    assert isinstance(made._slots, mmsg.Receiver) == (path in ("fast", "no offload"))
     return made
+
+
+def packed(round_: int, values: Any = VALUES) -> PacketBuffer:
+    packets = PacketBuffer(LAYOUT)
+    packets.values[:] = values
+    packets.address(SESSION, round_)
+    return packets
 
 
 def batch(sequences: list[int], passes: list[int] | None = None) -> Batch:
@@ -67,11 +75,11 @@ def test_all_paths_carry_the_same_chunks(socks: Any, sends: str, receives: str, 
     sender, receiver = make(socks[0], sends, monkeypatch), make(socks[1], receives, monkeypatch)
     order = list(range(LAYOUT.chunks))[::-1]  # the short chunk first
     values = np.full_like(VALUES, 7.0)
-    size = sender.send(VALUES, 3, batch(order, order), clock() + 5.0)
+    size = sender.send(packed(3), batch(order, order), clock() + 5.0)
     assert size == 4 * LAYOUT.values + 16 * LAYOUT.chunks
     assert drain(receiver, 3, LAYOUT.chunks, values) == list(zip(order, order, strict=True))
     assert np.array_equal(values, VALUES)
-    assert receiver.counts == io.DataCounts()
+    assert receiver.counts == DataCounts()
     assert socket_drops(socks[1]) == 0
 
 
@@ -84,7 +92,7 @@ def test_short_last_chunk_anywhere_in_a_segmented_batch(
     sequences = list(range(20))
     sequences.insert(at, 20)
     values = np.full_like(VALUES, 7.0)
-    sender.send(VALUES, 0, batch(sequences), clock() + 5.0)
+    sender.send(packed(0), batch(sequences), clock() + 5.0)
     assert [sequence for sequence, _ in drain(receiver, 0, 21, values)] == sequences
     assert np.array_equal(values, VALUES)
 
@@ -96,7 +104,7 @@ def test_row_behind_a_short_chunk_holds_no_older_bytes(
     sender, receiver = make(socks[0], "fast", monkeypatch), make(socks[1], receives, monkeypatch)
     values = np.zeros_like(VALUES)
     for sequence in (19, 20):  # both land at the start of the receive buffer
-        sender.send(VALUES + np.float32(1), 0, batch([sequence]), clock() + 5.0)
+        sender.send(packed(0, VALUES + np.float32(1)), batch([sequence]), clock() + 5.0)
         assert drain(receiver, 0, 1, values) == [(sequence, 0)]
     assert not values[20, 100:].any()
     assert values[20, :100].all()
@@ -106,10 +114,9 @@ def test_segmentation_offload_is_in_use_on_this_kernel(socks: Any, monkeypatch: 
     """One message holds many chunks where the kernel coalesces; the rows are then parts of one slot."""
     sender, receiver = make(socks[0], "fast", monkeypatch), make(socks[1], "fast", monkeypatch)
     assert sender.gso
-    sender.send(VALUES, 0, batch(list(range(20))), clock() + 5.0)
+    sender.send(packed(0), batch(list(range(20))), clock() + 5.0)
     wait([receiver.fileno()], 2.0)
-    assert receiver._many is not None
-    lengths, truncated = receiver._many.fill(receiver.fileno())
+    lengths, truncated = receiver._slots.fill(receiver.fileno())
     assert lengths.tolist() == [20 * receiver.stride]
     assert not truncated.any()
 
@@ -124,16 +131,14 @@ def test_kernel_that_refuses_to_segment_gets_single_datagrams(socks: Any, monkey
             self.sock = sock
 
         def send(self, data: memoryview) -> int:
-            if len(data) > sender.stride:
-                raise OSError(5, "Input/output error")
-            return self.sock.send(data)
+            raise OSError(errno.EIO, "Input/output error")
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.sock, name)
 
     sender.sock = Refusing(socks[0])  # type: ignore[assignment]
     for _ in range(2):
-        sender.send(VALUES, 0, batch(list(range(21))), clock() + 5.0)
+        sender.send(packed(0), batch(list(range(21))), clock() + 5.0)
         assert [sequence for sequence, _ in drain(receiver, 0, 21)] == list(range(21))
     assert not sender.gso
 
@@ -165,7 +170,7 @@ def test_strangers_are_counted_and_dropped(socks: Any, receives: str, monkeypatc
     for datagram in [*foreign, *malformed, *others, *sound]:
         socks[0].send(datagram)
     assert drain(receiver, 3, 2) == [(1, 0), (20, 0)]
-    assert receiver.counts == io.DataCounts(len(foreign), len(malformed), {2: 2, 0xFFFFFFFF: 1})
+    assert receiver.counts == DataCounts(len(foreign), len(malformed), {2: 2, 0xFFFFFFFF: 1})
 
 
 @pytest.mark.parametrize("receives", PATHS)
@@ -178,7 +183,7 @@ def test_answer_of_a_closed_port_is_no_failure(receives: str, monkeypatch: pytes
         other.send(struct.pack("!IIIHH", SESSION, 0, 1, 0, 1456) + bytes(1456))
         other.close()
         for _ in range(3):
-            data.send(VALUES, 0, batch([1, 20]), clock() + 5.0)
+            data.send(packed(0), batch([1, 20]), clock() + 5.0)
         assert drain(data, 0, 1) == [(1, 0)]
         assert data.receive(0) is None
 
@@ -189,35 +194,32 @@ def test_full_socket_is_a_timeout_at_the_deadline(monkeypatch: pytest.MonkeyPatc
         data = make(one, "no offload", monkeypatch)
         with pytest.raises(RoundTimeout, match=r"the peer, round 4: sending datagrams \(.*full\) took longer than 0.0"):
             for _ in range(10_000):
-                data.send(VALUES, 4, batch([1]), clock() + 0.05)
+                data.send(packed(4), batch([1]), clock() + 0.05)
 
 
 def test_full_interface_queue_is_asked_again_after_pauses(socks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     data = make(socks[0], "no offload", monkeypatch)
     calls = []
 
-    class Full:
-        """A socket whose interface has no room: send fails at once, however often."""
+    def full(fd: int, start: int, end: int, last_bytes: int) -> int:
+        """An interface without room: it says so at once, however often it is asked."""
+        calls.append(clock())
+        raise OSError(errno.ENOBUFS, "No buffer space available")
 
-        def send(self, _: memoryview) -> int:
-            calls.append(clock())
-            raise OSError(errno.ENOBUFS, "No buffer space available")
-
-    data.sock = Full()  # type: ignore[assignment]
+    monkeypatch.setattr(data._singles, "send", full)
     with pytest.raises(RoundTimeout, match="interface's queue stays full"):
-        data.send(VALUES, 0, batch([1]), clock() + 0.05)
+        data.send(packed(0), batch([1]), clock() + 0.05)
     assert 2 <= len(calls) <= 60
 
 
-def test_too_large_datagram_names_the_mtu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_datagram_names_the_mtu() -> None:
     sock = udp_socket(("127.0.0.1", 0))
     sock.connect(("127.0.0.1", 9))
     with sock:
-        data = make(sock, "no offload", monkeypatch)
-        data._staging = np.zeros((64, 70_000), np.uint8)
-        data._flat, data.stride = data._staging.reshape(-1).data, 70_000
-        with pytest.raises(ConnectError, match=r"70000 bytes.*set mtu lower"):
-            data._send_rows(0, 1, 70_000, clock() + 1.0)
+        layout = Layout(16_380, 16_380)
+        data = DataSocket(sock, layout, SESSION, offload=False)
+        with pytest.raises(ConnectError, match=r"65536 bytes.*set mtu lower"):
+            data.send(PacketBuffer(layout), batch([0]), clock() + 1.0)
 
 
 def test_port_in_use_names_the_port() -> None:
@@ -238,7 +240,7 @@ def test_window_is_what_the_buffer_holds_without_a_drop(monkeypatch: pytest.Monk
             if rcvbuf == 4096:
                 continue  # the floor of 8 is a promise that such a buffer cannot keep; re-probing repairs it
             for number in range(window):
-                data.send(VALUES, 0, batch([number % 20]), clock() + 5.0)
+                data.send(packed(0), batch([number % 20]), clock() + 5.0)
             got = make(target, "plain", monkeypatch)
             assert len(drain(got, 0, window)) == window
             assert socket_drops(target) == 0

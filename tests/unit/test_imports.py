@@ -15,8 +15,9 @@ DBLP_LEVELS = {
     "wire": 1, "chunks": 1, "tolerance": 1, "config": 1, "reducer": 1, "mmsg": 1,
     "sender": 2, "receiver": 2, "options": 2, "events": 2, "data": 2, "tensors": 2,
     "io": 3, "models": 3,
-    "collective": 4, "workload": 4,
-    "train": 5,
+    "datagrams": 4, "workload": 4,
+    "collective": 5,
+    "train": 6,
 }  # fmt: skip
 SANS_IO = {"errors", "wire", "chunks", "tolerance", "reducer", "options", "sender", "receiver"}
 FORBIDDEN_IN_SANS_IO = {
@@ -36,9 +37,7 @@ def _module_name(path: Path) -> str:
 
 def _modules() -> dict[str, Path]:
     return {
-        _module_name(path): path
-        for package in ("dblp", "netem")
-        for path in sorted((ROOT / package).rglob("*.py"))
+        _module_name(path): path for package in ("dblp", "netem") for path in sorted((ROOT / package).rglob("*.py"))
     }
 
 

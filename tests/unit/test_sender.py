@@ -258,7 +258,7 @@ def test_impossible_options_are_the_callers_error(options: dict[str, Any]) -> No
 
 def test_chunk_that_the_pass_field_cannot_count_is_refused() -> None:
     sender = make(chunks=1)
-    sender._times_sent[0] = MAX_PASS
+    sender._times_sent[0] = sender._queue_passes[0] = MAX_PASS
     batch = sender.take(0.0, 64)
     assert batch is not None
     assert batch.passes.tolist() == [MAX_PASS]

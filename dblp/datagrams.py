@@ -1,0 +1,335 @@
+"""The chunks of one peer as UDP datagrams, many a system call, without Python work for each.
+
+Uses UDP_SEGMENT, UDP_GRO, sendmmsg and recvmmsg where the kernel has them, and one datagram a call where it has not.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dblp import mmsg
+from dblp.chunks import FloatArray, IntArray, Layout
+from dblp.errors import ConnectError, RoundTimeout
+from dblp.io import clock, wait
+from dblp.sender import Batch
+from dblp.wire import HEADER_BYTES, headers_of
+
+SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
+QUEUE_PAUSE_S = 0.001
+"""Pause after ENOBUFS: the full queue is the interface's, so the socket is writable all the time (udp(7))."""
+MAX_DATAGRAM = 65507
+MAX_SEGMENTS = 64
+GRO_SLOTS, SINGLE_SLOTS = 64, 256
+
+_PAIR = np.dtype(np.complex128)
+"""A header moved as one item of 16 bytes: numpy gathers those ten times faster than structured items."""
+
+
+@dataclass
+class Received:
+    """Valid chunks of the current round in one batch. `rows` are their places in the receive buffer."""
+
+    rows: IntArray
+    sequences: IntArray
+    passes: IntArray
+
+
+@dataclass
+class DataCounts:
+    """What arrived that was not a chunk of the current round."""
+
+    foreign: int = 0
+    malformed: int = 0
+    other_round: dict[int, int] = field(default_factory=dict)
+
+
+class PacketBuffer:
+    """All chunks of one vector as the datagrams that carry them: header and payload side by side.
+
+    Attributes:
+        rows: uint8 (chunks, bytes of a datagram); of a shorter last chunk the row ends in zeros.
+        values: the payloads, float32 (chunks, chunk_values); shares the memory of `rows`, so it is not contiguous.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.rows = np.zeros((layout.chunks, HEADER_BYTES + 4 * layout.chunk_values), np.uint8)
+        self.values: FloatArray = self.rows.view("<f4")[:, HEADER_BYTES // 4 :]
+        self._headers = headers_of(self.rows)
+        self._headers["sequence"] = np.arange(layout.chunks)
+        self._headers["length"] = 4 * layout.chunk_values
+        self._headers["length"][-1:] = 4 * layout.last_values
+        self._addressed = (-1, -1)
+
+    def address(self, session: int, round_: int) -> None:
+        """Writes the session and the round that the datagrams belong to. Threads that write the same may overlap."""
+        if self._addressed != (session, round_):
+            self._headers["session"], self._headers["round"] = session, round_
+            self._addressed = (session, round_)
+
+
+class Slots(Protocol):
+    """How a receive buffer is filled: mmsg.Receiver, or PlainSlots where there is none."""
+
+    def fill(self, fd: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]: ...
+
+
+class Rows(Protocol):
+    """How rows leave as one datagram each: mmsg.Sender, or PlainRows where there is none."""
+
+    def send(self, fd: int, start: int, end: int, last_bytes: int) -> int: ...
+
+
+class PlainRows:
+    """mmsg.Sender by the standard library alone."""
+
+    def __init__(self, sock: socket.socket, buffer: NDArray[np.uint8]) -> None:
+        self._sock, self._buffer = sock, buffer
+
+    def send(self, fd: int, start: int, end: int, last_bytes: int) -> int:
+        self._sock.send(self._buffer[start, : last_bytes if start == end - 1 else None].data)
+        return 1
+
+
+class PlainSlots:
+    """mmsg.Receiver by the standard library alone."""
+
+    def __init__(self, sock: socket.socket, buffer: NDArray[np.uint8]) -> None:
+        self._sock, self._buffer = sock, buffer
+
+    def fill(self, fd: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        lengths: list[int] = []
+        truncated: list[int] = []
+        for slot in self._buffer:
+            try:
+                length, _, flags, _ = self._sock.recvmsg_into([slot.data])
+            except (BlockingIOError, InterruptedError):
+                break
+            except ConnectionRefusedError:
+                if lengths:
+                    break
+                raise
+            lengths.append(length)
+            truncated.append(flags & socket.MSG_TRUNC)
+        return np.array(lengths, np.uint32), np.array(truncated, np.uint32)
+
+
+class DataSocket:
+    """One connected UDP socket that carries the chunks of one layout and session, in both directions of a batch.
+
+    Attributes:
+        segments: most chunks of one batch.
+        drained: the last `receive` has emptied the socket.
+    """
+
+    def __init__(
+        self, sock: socket.socket, layout: Layout, session: int, *, offload: bool = True, peer: str = "the peer"
+    ) -> None:
+        self.sock, self.layout, self.session, self.peer = sock, layout, session, peer
+        self.stride = HEADER_BYTES + 4 * layout.chunk_values
+        self.counts = DataCounts()
+        self.drained = True
+        self.segments = max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // self.stride))
+        sock.setblocking(False)
+        self.gso = offload and self._set(UDP_SEGMENT, self.stride)
+        self._short = layout.last_values < layout.chunk_values
+        fast = mmsg.available()
+        self._staging = np.zeros((self.segments, self.stride), np.uint8)
+        self._flat = self._staging.reshape(-1).data
+        self._staging_passes = headers_of(self._staging)["pass"]
+        self._singles: Rows = mmsg.Sender(self._staging) if fast else PlainRows(sock, self._staging)
+        gro = offload and fast and self._set(UDP_GRO, 1)
+        self._per_slot, slots = (self.segments, GRO_SLOTS) if gro else (1, SINGLE_SLOTS)
+        self._buffer = np.zeros((slots * self._per_slot, self.stride), np.uint8)
+        shaped = self._buffer.reshape(slots, self._per_slot * self.stride)
+        self._slots: Slots = mmsg.Receiver(shaped) if fast else PlainSlots(sock, shaped)
+        self._prepare_checks(slots)
+
+    def _prepare_checks(self, slots: int) -> None:
+        """Views and constants with which `receive` recognises a usual batch."""
+        self._headers = headers_of(self._buffer)
+        self._pairs = self._buffer[:, :HEADER_BYTES].view(_PAIR)[:, 0]
+        self._bodies = self._buffer.view("<f4")[:, HEADER_BYTES // 4 :]
+        self._slot_rows = np.arange(slots, dtype=np.int64) * self._per_slot
+        self._steps = np.arange(len(self._buffer), dtype=np.int64)
+        self._full_lengths = np.full(slots, self.stride, np.uint32).tobytes()
+        self._payload_lengths = np.full(len(self._buffer), self.stride - HEADER_BYTES, ">u2").tobytes()
+        # Sequences from here on need a closer look: none that exists, or the chunk that is shorter than the others.
+        self._plain_sequences = self.layout.chunks - self._short
+        self._expects(0)
+
+    def _set(self, option: int, value: int) -> bool:
+        try:
+            self.sock.setsockopt(SOL_UDP, option, value)
+        except OSError:
+            return False
+        return True
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    # Sending
+
+    def send(self, packets: PacketBuffer, batch: Batch, deadline: float) -> int:
+        """Sends the chunks of `batch` (at most `segments`), which `packets` has for this session and round.
+
+        Returns the bytes that were sent, with headers. Raises RoundTimeout when the socket takes nothing until the
+        deadline.
+        """
+        count, stride = len(batch.sequences), self.stride
+        packets.rows.take(batch.sequences, axis=0, out=self._staging[:count], mode="clip")  # "raise" would copy twice
+        self._staging_passes[:count] = batch.passes
+        last = batch.sequences == self.layout.chunks - 1
+        began = clock()
+        try:
+            if not self._short or not last.any():
+                self._send_rows(0, count, stride, deadline)
+                return count * stride
+            cut = int(last.argmax()) + 1  # a shorter segment can only be the last of its super-packet
+            last_bytes = HEADER_BYTES + 4 * self.layout.last_values
+            self._send_rows(0, cut, last_bytes, deadline)
+            self._send_rows(cut, count, stride, deadline)
+            return (count - 1) * stride + last_bytes
+        except TimeoutError as error:
+            round_ = int(headers_of(self._staging)["round"][0])
+            raise RoundTimeout(self.peer, round_, f"sending datagrams ({error})", deadline - began) from error
+
+    def _send_rows(self, start: int, end: int, last_bytes: int, deadline: float) -> None:
+        while start < end:
+            try:
+                if self.gso:
+                    self.sock.send(self._flat[start * self.stride : (end - 1) * self.stride + last_bytes])
+                    return
+                start += self._singles.send(self.fileno(), start, end, last_bytes)
+            except OSError as error:
+                self._overcome(error, deadline)
+
+    def _overcome(self, error: OSError, deadline: float) -> None:
+        """Returns when the same may be tried again. Raises TimeoutError at the deadline, or ConnectError."""
+        if isinstance(error, BlockingIOError | InterruptedError):
+            if not wait([self.fileno()], deadline - clock(), select.POLLOUT):
+                raise TimeoutError("the socket's buffer stays full") from None
+        elif error.errno == errno.ENOBUFS:
+            if clock() >= deadline:
+                raise TimeoutError("the interface's queue stays full") from error
+            wait([], QUEUE_PAUSE_S)
+        elif error.errno == errno.EIO and self.gso:
+            # The kernel refuses to segment here (no checksum offload on old kernels): one datagram each from now on.
+            self.gso = False
+            self._set(UDP_SEGMENT, 0)
+        elif error.errno == errno.EMSGSIZE:
+            raise ConnectError(
+                f"a datagram of {self.stride} bytes is larger than the path takes: set mtu lower"
+            ) from error
+        elif not isinstance(error, ConnectionRefusedError):  # the answer to an earlier one: the peer may come yet
+            raise ConnectError(f"sending a datagram: {error.strerror}") from error
+
+    # Receiving
+
+    def receive(self, round_: int) -> Received | None:
+        """The chunks that were waiting, or None when the socket is empty. Everything else is counted in `counts`.
+
+        The rows stay valid until the next call.
+        """
+        try:
+            lengths, truncated = self._slots.fill(self.fileno())
+        except ConnectionRefusedError:
+            return self.receive(round_)  # an ICMP answer to what this side sent; reading has cleared it
+        except OSError as error:
+            raise ConnectError(f"receiving datagrams: {error.strerror}") from error
+        self.drained = len(lengths) < len(self._slot_rows)
+        if not len(lengths):
+            return None
+        rows, row_bytes = self._rows(lengths, truncated)
+        return self._usual(rows, row_bytes, round_) or self._sift(rows, row_bytes, round_)
+
+    def _rows(self, lengths: NDArray[np.uint32], truncated: NDArray[np.uint32]) -> tuple[IntArray, IntArray | None]:
+        """(row, bytes in it) of every datagram; one message holds several when the kernel has coalesced them.
+
+        None instead of the bytes: every row is full.
+        """
+        messages = len(lengths)
+        # Comparing bytes costs a tenth of a numpy comparison, and most batches are small.
+        spoilt = np.count_nonzero(truncated)
+        if not spoilt and lengths.tobytes() == self._full_lengths[: 4 * messages]:
+            return self._slot_rows[:messages], None
+        sizes = lengths.astype(np.int64)
+        if spoilt:
+            self.counts.malformed += int(spoilt)
+            sizes[truncated != 0] = 0
+        counts = -(-sizes // self.stride)
+        ends = counts.cumsum()
+        rows = self._steps[: ends[-1]] + (self._slot_rows[:messages] - ends + counts).repeat(counts)
+        rest = sizes - counts * self.stride
+        if not np.count_nonzero(rest):
+            return rows, None
+        row_bytes = np.full(len(rows), self.stride)
+        partial = rest < 0
+        row_bytes[ends[partial] - 1] += rest[partial]
+        return rows, row_bytes
+
+    def _expects(self, round_: int) -> None:
+        """What the first half of a sound header looks like in memory in this round."""
+        expected = np.zeros(len(self._buffer), [("session", ">u4"), ("round", ">u4")])
+        expected["session"], expected["round"] = self.session, round_
+        self._expected_round, self._expected = round_, expected.tobytes()
+
+    def _usual(self, rows: IntArray, row_bytes: IntArray | None, round_: int) -> Received | None:
+        """The batch when all of it are full chunks of this round; otherwise None."""
+        count = len(rows)
+        if row_bytes is not None or not count:
+            return None
+        if round_ != self._expected_round:
+            self._expects(round_)
+        headers = self._pairs[rows]
+        halves = headers.view(">u2")
+        if (
+            headers.view(np.uint64)[::2].tobytes() != self._expected[: 8 * count]
+            or halves[7::8].tobytes() != self._payload_lengths[: 2 * count]
+        ):
+            return None
+        sequences = headers.view(">u4")[2::4].astype(np.int64)
+        if sequences.max() >= self._plain_sequences:
+            return None
+        return Received(rows, sequences, halves[6::8].astype(np.int64))
+
+    def _sift(self, rows: IntArray, row_bytes: IntArray | None, round_: int) -> Received:
+        """The chunks of this round among whatever has come."""
+        if row_bytes is None:
+            row_bytes = np.full(len(rows), self.stride)
+        whole = row_bytes >= HEADER_BYTES
+        self.counts.malformed += int(len(whole) - whole.sum())
+        headers = self._headers[rows]
+        ours = whole & (headers["session"] == self.session)
+        self.counts.foreign += int(whole.sum() - ours.sum())
+        rows, row_bytes, headers = rows[ours], row_bytes[ours], headers[ours]
+        sequences = headers["sequence"].astype(np.int64)
+        expected = np.where(sequences == self.layout.chunks - 1, self.layout.last_values, self.layout.chunk_values) * 4
+        sound = (
+            (sequences < self.layout.chunks) & (headers["length"] == expected) & (row_bytes == expected + HEADER_BYTES)
+        )
+        current = headers["round"] == round_
+        valid = sound & current
+        self.counts.malformed += int(len(sound) - sound.sum())
+        for other, count in zip(*np.unique(headers["round"][sound & ~current], return_counts=True), strict=True):
+            self.counts.other_round[int(other)] = self.counts.other_round.get(int(other), 0) + int(count)
+        return Received(rows[valid], sequences[valid], headers["pass"][valid].astype(np.int64))
+
+    def store(self, received: Received, chosen: IntArray, values: FloatArray) -> None:
+        """Copies the payload of the chosen positions of a batch to their chunks in `values` (chunks, chunk_values)."""
+        sequences, rows = received.sequences, received.rows
+        if len(chosen) < len(rows):
+            sequences, rows = sequences[chosen], rows[chosen]
+        values[sequences] = self._bodies[rows]
+        if self._short:
+            values[-1, self.layout.last_values :] = 0.0  # the row behind a short chunk holds older bytes
