@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.harness import out
 from dblp.chunks import Layout, send_order
-from dblp.collective.bounded import DataSocket
+from dblp.datagrams import DataSocket, PacketBuffer
 from dblp.sender import Batch
 from dblp.wire import HEADER_BYTES, chunk_values
 
@@ -94,17 +94,18 @@ def _receive_plain(sock: socket.socket, chunks: int) -> Callable[[int], Report]:
 
 def _send_product(sock: socket.socket, chunks: int) -> Callable[[int], Report]:
     layout = Layout(chunks * chunk_values(MTU_BYTES), chunk_values(MTU_BYTES))
-    data, values = DataSocket(sock, layout, SESSION), layout.matrix()
-    values += 1.0
+    data, packets = DataSocket(sock, layout, SESSION), PacketBuffer(layout)
+    packets.values += 1.0
 
     def one(round_: int) -> Report:
         order = send_order("rotate", chunks, seed=1, round_=round_, rank=1, direction=0)
         passes = np.zeros(chunks, np.int64)
+        packets.address(SESSION, round_)
         began = time.monotonic()
         deadline = began + LIMIT_S
         for start in range(0, chunks, data.segments):
             end = start + data.segments
-            data.send(values, round_, Batch(order[start:end], passes[start:end]), deadline)
+            data.send(packets, Batch(order[start:end], passes[start:end]), deadline)
         return {"began_at_s": began, "sent_at_s": time.monotonic(), "sent": chunks}
 
     return one

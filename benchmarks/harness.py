@@ -78,6 +78,11 @@ class Line:
         return "pass" if good else "fail"
 
 
+def rounded(value: float, digits: int = 3) -> str:
+    """So many significant digits, thousands with commas, no exponent."""
+    return f"{float(f'{value:.{digits}g}'):,.12g}"
+
+
 @dataclass(frozen=True)
 class Spread:
     """Samples of one quantity in five numbers."""
@@ -100,7 +105,7 @@ class Spread:
 
     def shown(self, scale: float = 1.0, unit: str = "", digits: int = 3) -> str:
         """median (low..high, n), each times `scale`, in `unit`."""
-        middle, low, high = (f"{value * scale:.{digits}g}" for value in (self.median, self.low, self.high))
+        middle, low, high = (rounded(value * scale, digits) for value in (self.median, self.low, self.high))
         return f"{middle}{unit and ' ' + unit} ({low}..{high}, n={self.count})"
 
 
@@ -278,7 +283,7 @@ def table(lines: Mapping[str, list[Line]], titles: Mapping[str, str]) -> Table:
         shown.add_row(f"[bold]{titles[name]}[/]")
         for line in each:
             limit = "" if line.limit is None else f"{line.sense} {line.limit:g}"
-            value = "" if line.value is None else f"{line.value:.3g} {line.unit}"
+            value = "" if line.value is None else f"{rounded(line.value)} {line.unit}"
             verdict = f"[{COLOURS[line.verdict]}]{line.verdict}[/]"
             shown.add_row(f"  {line.name}", value, limit, verdict, line.missing or line.detail)
     return shown
