@@ -26,6 +26,8 @@ QUEUE_PAUSE_S = 0.001
 """Pause after ENOBUFS: the full queue is the interface's, so the socket is writable all the time (udp(7))."""
 MAX_DATAGRAM = 65507
 MAX_SEGMENTS = 64
+BATCH_MESSAGES = 4
+"""Super-packets between two looks for a stop: what a look costs is shared by more, and more are sent in vain."""
 GRO_SLOTS, SINGLE_SLOTS = 64, 256
 
 _PAIR = np.dtype(np.complex128)
@@ -125,7 +127,7 @@ class DataSocket:
     """One connected UDP socket that carries the chunks of one layout and session, in both directions of a batch.
 
     Attributes:
-        segments: most chunks of one batch.
+        batch: most chunks that `send` takes at once.
         drained: the last `receive` has emptied the socket.
     """
 
@@ -136,17 +138,18 @@ class DataSocket:
         self.stride = HEADER_BYTES + 4 * layout.chunk_values
         self.counts = DataCounts()
         self.drained = True
-        self.segments = max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // self.stride))
+        self._segments = max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // self.stride))
+        self.batch = BATCH_MESSAGES * self._segments
         sock.setblocking(False)
         self.gso = offload and self._set(UDP_SEGMENT, self.stride)
         self._short = layout.last_values < layout.chunk_values
         fast = mmsg.available()
-        self._staging = np.zeros((self.segments, self.stride), np.uint8)
+        self._staging = np.zeros((self.batch, self.stride), np.uint8)
         self._flat = self._staging.reshape(-1).data
         self._staging_passes = headers_of(self._staging)["pass"]
         self._singles: Rows = mmsg.Sender(self._staging) if fast else PlainRows(sock, self._staging)
         gro = offload and fast and self._set(UDP_GRO, 1)
-        self._per_slot, slots = (self.segments, GRO_SLOTS) if gro else (1, SINGLE_SLOTS)
+        self._per_slot, slots = (self._segments, GRO_SLOTS) if gro else (1, SINGLE_SLOTS)
         self._buffer = np.zeros((slots * self._per_slot, self.stride), np.uint8)
         shaped = self._buffer.reshape(slots, self._per_slot * self.stride)
         self._slots: Slots = mmsg.Receiver(shaped) if fast else PlainSlots(sock, shaped)
@@ -181,7 +184,7 @@ class DataSocket:
     # Sending
 
     def send(self, packets: PacketBuffer, batch: Batch, deadline: float) -> int:
-        """Sends the chunks of `batch` (at most `segments`), which `packets` has for this session and round.
+        """Sends the chunks of `batch` (at most `batch`), which `packets` has for this session and round.
 
         Returns the bytes that were sent, with headers. Raises RoundTimeout when the socket takes nothing until the
         deadline.
@@ -208,8 +211,11 @@ class DataSocket:
         while start < end:
             try:
                 if self.gso:
-                    self.sock.send(self._flat[start * self.stride : (end - 1) * self.stride + last_bytes])
-                    return
+                    stop = min(start + self._segments, end)
+                    size = (stop - start - 1) * self.stride + (last_bytes if stop == end else self.stride)
+                    self.sock.send(self._flat[start * self.stride :][:size])
+                    start = stop
+                    continue
                 start += self._singles.send(self.fileno(), start, end, last_bytes)
             except OSError as error:
                 self._overcome(error, deadline)

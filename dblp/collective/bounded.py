@@ -20,6 +20,8 @@ from dblp.wire import Bitmap, Frame, Probe, Stop
 UP, DOWN = range(2)
 """Numbers of wire.DIRECTIONS."""
 REPROBE_S = 0.001
+GATHER_S, GATHER_LEAST_S, GATHER_PARTS = 0.0003, 0.00006, 8
+"""A receiver looks at least this often, and at least this many times in what is left of the round by its pace."""
 
 
 @dataclass
@@ -83,7 +85,7 @@ def _send_until_stopped(link: Link, machine: Sender, packets: PacketBuffer, dead
                 machine.on_stop(frame)
             else:
                 link.stray(frame, came_as_hint)
-        batch = machine.take(now, data.segments)
+        batch = machine.take(now, data.batch)
         if batch is not None:
             sent.bytes += data.send(packets, batch, deadline)
             os.sched_yield()  # on one machine the receiver may wait for this very core, and with it the stop
@@ -149,11 +151,25 @@ class ReceiveLoop:
             if clock() >= deadline.at():
                 self.machine.give_up()
             elif not self.machine.finished:
-                frames, chunks = self.link.rest(deadline.look(), data=True)
+                frames, chunks = self._rest(deadline)
         if self.watch.over or (self.quiet and self.machine.state is ReceiverState.GIVEN_UP and not deadline.begun):
             return
         self.told = self.machine.stop()
         self.link.finish(self.told, clock() + deadline.limit_s)
+
+    def _rest(self, deadline: Deadline) -> tuple[bool, bool]:
+        """Waits for more. Whether there are (frames, chunks).
+
+        While the end of the round is far, chunks gather for a moment: to wake for every few of them would take the
+        core from whoever sends.
+        """
+        machine = self.machine
+        if self.first_at is not None and machine.delivered:
+            to_go_s = (clock() - self.first_at) * (machine.need - machine.delivered) / machine.delivered
+            pause_s = min(GATHER_S, to_go_s / GATHER_PARTS)
+            if pause_s >= GATHER_LEAST_S and self.link.gather(pause_s):
+                return True, True
+        return self.link.rest(deadline.look(), data=True)
 
     def _drain(self) -> bool:
         """Takes in what the data socket holds. Whether that was anything."""

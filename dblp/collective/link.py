@@ -19,6 +19,8 @@ F = TypeVar("F", bound=Frame)
 
 REPEAT_FIRST_S, REPEAT_LAST_S = 0.005, 0.08
 SOCKET_BYTES = 64 << 20
+SELECT_LIMIT = 1024
+"""select(2) takes file descriptors below this."""
 
 
 class Link:
@@ -101,6 +103,13 @@ class Link:
             self._repeat_at = clock() + self._repeat_after_s
         chunks = data and self.data is not None and self.data.fileno() in ready
         return len(ready) > chunks, chunks
+
+    def gather(self, longest_s: float) -> bool:
+        """Let chunks gather in the socket for this long, or until a frame comes. Whether there are frames."""
+        fds = self.fds(data=False)
+        if max(fds) >= SELECT_LIMIT:
+            return False
+        return bool(select.select(fds, (), (), longest_s)[0])  # poll(2) as Python has it counts milliseconds
 
     def hint(self, frame: Frame) -> None:
         if self.hints is not None:
