@@ -127,6 +127,7 @@ class DataSocket:
     """One connected UDP socket that carries the chunks of one layout and session, in both directions of a batch.
 
     Attributes:
+        segments: most chunks of one super-packet.
         batch: most chunks that `send` takes at once.
         drained: the last `receive` has emptied the socket.
     """
@@ -138,8 +139,8 @@ class DataSocket:
         self.stride = HEADER_BYTES + 4 * layout.chunk_values
         self.counts = DataCounts()
         self.drained = True
-        self._segments = max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // self.stride))
-        self.batch = BATCH_MESSAGES * self._segments
+        self.segments = max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // self.stride))
+        self.batch = BATCH_MESSAGES * self.segments
         sock.setblocking(False)
         self.gso = offload and self._set(UDP_SEGMENT, self.stride)
         self._short = layout.last_values < layout.chunk_values
@@ -149,7 +150,7 @@ class DataSocket:
         self._staging_passes = headers_of(self._staging)["pass"]
         self._singles: Rows = mmsg.Sender(self._staging) if fast else PlainRows(sock, self._staging)
         gro = offload and fast and self._set(UDP_GRO, 1)
-        self._per_slot, slots = (self._segments, GRO_SLOTS) if gro else (1, SINGLE_SLOTS)
+        self._per_slot, slots = (self.segments, GRO_SLOTS) if gro else (1, SINGLE_SLOTS)
         self._buffer = np.zeros((slots * self._per_slot, self.stride), np.uint8)
         shaped = self._buffer.reshape(slots, self._per_slot * self.stride)
         self._slots: Slots = mmsg.Receiver(shaped) if fast else PlainSlots(sock, shaped)
@@ -211,7 +212,7 @@ class DataSocket:
         while start < end:
             try:
                 if self.gso:
-                    stop = min(start + self._segments, end)
+                    stop = min(start + self.segments, end)
                     size = (stop - start - 1) * self.stride + (last_bytes if stop == end else self.stride)
                     self.sock.send(self._flat[start * self.stride :][:size])
                     start = stop

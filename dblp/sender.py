@@ -65,6 +65,9 @@ class Sender:
         reprobe_s: repeat an unanswered probe as a hint after this time; None = never (reliable channel only).
         pass_overhead_s: pause before every pass after the first.
         rtt_s: the round-trip time that earlier rounds have measured, if any.
+        need: chunks that complete the round, as far as the sender knows; None = nothing holds it back.
+        path_rtt_s: the shortest round-trip time of the path; None = not known, then nothing holds it back.
+        overrun: datagrams, besides those of a round trip, that may go out unanswered where the round may be over.
     """
 
     def __init__(
@@ -79,6 +82,9 @@ class Sender:
         reprobe_s: float | None = None,
         pass_overhead_s: float = 0.0,
         rtt_s: float | None = None,
+        need: int | None = None,
+        path_rtt_s: float | None = None,
+        overrun: int = 64,
     ) -> None:
         if window < 1 or probe_every < 1:
             raise LocalProtocolError("window and probe_every must be at least 1")
@@ -91,8 +97,13 @@ class Sender:
         self.sent = 0
         self.probes = 0
         self.rtt_s = rtt_s
+        self.need, self.overrun, self.path_rtt_s = need, overrun, path_rtt_s
+        # From this many datagrams on the round may be over: without a loss, `need` of them are enough.
+        self._may_end = need
+        self._began: float | None = None
         self._answered = 0
         self._answered_probe = -1
+        self._probed = 0  # datagrams that the last probe covers
         self._outstanding: Probe | None = None
         self._probed_at = 0.0
         self._repeats = 0
@@ -124,8 +135,9 @@ class Sender:
         if self.state is not SenderState.SENDING or (self._resume_at is not None and now < self._resume_at):
             return None
         self._resume_at = None
-        start = self._at
-        end = min(start + limit, start + self.window - (self.sent - self._answered), len(self._queue))
+        self._began = now if self._began is None else self._began
+        start, ahead = self._at, self._ahead(now)
+        end = min(start + min(limit, self.window - (self.sent - self._answered), ahead), len(self._queue))
         batch: Batch | None = None
         if end > start:
             batch = Batch(self._queue[start:end], self._queue_passes[start:end])
@@ -145,18 +157,35 @@ class Sender:
             self._queued[taken] = False
             self._queue, self._queue_passes, self._at = self._queue[self._at :], self._queue_passes[self._at :], 0
 
+    def _ahead(self, now: float) -> int:
+        """How many datagrams may go out before it is known whether the round is over.
+
+        Where it may be, no more than a round trip and `overrun` hold: so little is sent in vain, and a receiver that
+        waits for this very core gets it.
+        """
+        if self._may_end is None or self.path_rtt_s is None or self._began is None:
+            return len(self._queue)
+        in_flight = self.path_rtt_s * self.sent / (now - self._began) if now > self._began else 0.0
+        return max(0, self._may_end + self.overrun + int(in_flight) - self.sent)
+
     def _probe_when_due(self, now: float) -> None:
-        blocked = self._at >= len(self._queue) or self.sent - self._answered >= self.window
-        if blocked:
+        if self._at >= len(self._queue) or self.sent - self._answered >= self.window:
             if self._outstanding is None or self._outstanding.sent < self.sent:
                 self._probe(now)
             self.state = SenderState.WAITING
-        elif self.pipelined and self._outstanding is None and self.sent - self._answered >= self.probe_every:
+            return
+        unasked = self._may_end is not None and self._probed < self._may_end <= self.sent
+        due = self.pipelined and self._outstanding is None and self.sent - self._answered >= self.probe_every
+        blocked = not self._ahead(now)
+        if unasked or due or (blocked and self._outstanding is None):
             self._probe(now)
+        if blocked:
+            self.state = SenderState.WAITING
 
     def _probe(self, now: float) -> None:
         self._outstanding = Probe(self.round, self.direction, self.probes, self.sent)
         self._probed_at = self._asked_at[self.probes] = now
+        self._probed = self.sent
         self._repeats = 0
         self.probes += 1
         self._effects.append(SendProbe(self._outstanding, again=False))
@@ -180,14 +209,25 @@ class Sender:
         if self._outstanding is not None and bitmap.probe == self._outstanding.probe:
             self._outstanding = None
         self._measure(bitmap.probe, now)
+        self._foresee(int(np.count_nonzero(received)), bitmap.sent)
         self._requeue(received, bitmap.sent, now)
+
+    def _foresee(self, delivered: int, sent: int) -> None:
+        """From how many datagrams on the round may be over, after `delivered` of `sent`: two standard deviations
+        before it is to be expected, and never before the fewest that can complete it."""
+        if self.need is None:
+            return
+        to_go = max(1, self.need - delivered)
+        share = min(1.0, delivered / sent) if sent else 1.0  # the answer may count chunks behind its probe
+        soon = to_go - 2 * (to_go * (1 - share)) ** 0.5
+        self._may_end = sent + max(to_go, int(soon / share) if share else len(self.order))
 
     def _requeue(self, received: BoolArray, sent: int, now: float) -> None:
         self._settle()
         waiting = self._queue[~received[self._queue]]
         lost = ~received & ~self._queued & (self._last_sent >= 0) & (self._last_sent < sent)
-        if len(waiting) and not self.pipelined:
-            lost[:] = False  # a probe for the window only; the one at the end of the pass tells what was lost
+        if not self.pipelined and (len(waiting) or sent < self.sent):
+            lost[:] = False  # a probe inside the pass; the one at its end tells what was lost
         again = self.order[lost[self.order]]
         self._queued[:] = False
         self._queue = np.concatenate([waiting, again])

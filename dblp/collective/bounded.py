@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
-from dblp.chunks import FloatArray, send_order
+from dblp.chunks import FloatArray, need, send_order
 from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
 from dblp.config import Config
 from dblp.datagrams import DataSocket, PacketBuffer
 from dblp.errors import RoundTimeout
-from dblp.io import clock
+from dblp.io import clock, path_rtt_s
 from dblp.receiver import Receiver, ReceiverState
 from dblp.sender import Sender
 from dblp.wire import Bitmap, Frame, Probe, Stop
@@ -38,9 +38,12 @@ class Sent:
         return self.ended_s - self.began_s
 
 
-def make_sender(config: Config, link: Link, round_: int, direction: int, rank: int, window: int) -> Sender:
+def make_sender(
+    config: Config, link: Link, round_: int, direction: int, rank: int, *, window: int, tolerance: float
+) -> Sender:
     """The state machine for one direction of one round of worker `rank`, as the profile says."""
-    profile, chunks = config.profile, _data(link).layout.chunks
+    profile, data = config.profile, _data(link)
+    chunks = data.layout.chunks
     order = send_order(profile.send_order, chunks, seed=config.seed, round_=round_, rank=rank, direction=direction)
     return Sender(
         round_,
@@ -51,6 +54,9 @@ def make_sender(config: Config, link: Link, round_: int, direction: int, rank: i
         reprobe_s=REPROBE_S if profile.hints else None,
         pass_overhead_s=profile.pass_overhead_s,
         rtt_s=link.rtt_s,
+        need=need(chunks, tolerance, profile.threshold),
+        path_rtt_s=path_rtt_s(link.control.sock),
+        overrun=2 * data.segments,
     )
 
 

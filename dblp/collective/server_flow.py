@@ -136,7 +136,8 @@ class BoundedServer:
     def broadcast(self, round_: int, up: Uplink) -> bool:
         """The mean to this worker; False when it could not be delivered before the deadline."""
         assert self.server.packets is not None
-        machine = make_sender(self.config, self.link, round_, DOWN, self.rank, self.window)
+        tolerance = self.server.decision.tolerance if self.config.profile.broadcast == "bounded" else 0.0
+        machine = make_sender(self.config, self.link, round_, DOWN, self.rank, window=self.window, tolerance=tolerance)
         sent = send_round(
             self.link, machine, self.server.packets, clock() + SENDER_PATIENCE * self.config.deadlines.round_s
         )

@@ -75,7 +75,10 @@ class BoundedWorker:
 
     def send(self, round_: int) -> None:
         """The gradient up, until the server says stop, or is silent for so long that nothing can get through."""
-        machine = make_sender(self.config, self.link, round_, UP, self.worker.rank, self.window)
+        tolerance = self.worker.decision.tolerance
+        machine = make_sender(
+            self.config, self.link, round_, UP, self.worker.rank, window=self.window, tolerance=tolerance
+        )
         # The server's deadline comes first and tells the outcome; this one is for frames that cannot get through.
         sent = send_round(self.link, machine, self.packets, clock() + SILENCE_ROUNDS * self.config.deadlines.round_s)
         self._up = machine, sent

@@ -59,6 +59,8 @@ class Protocol:
     threshold: str = "integer"
     pass_overhead_s: float = 0.0
     required: tuple[int, ...] = ()
+    foresight: bool = True
+    """The sender knows what completes the round, and the round-trip time."""
 
 
 @dataclass
@@ -112,6 +114,7 @@ class VirtualNetwork:
     def begin(self, round_: int) -> None:
         """New machines; what is still on its way stays so."""
         protocol = self.protocol
+        goal = need(self.chunks, protocol.tolerance, protocol.threshold)
         order = send_order(protocol.order, self.chunks, seed=self.seed, round_=round_, rank=self.rank, direction=UP)
         self.sender = Sender(
             round_,
@@ -122,12 +125,14 @@ class VirtualNetwork:
             probe_every=protocol.probe_every,
             reprobe_s=0.001 if protocol.hints else None,
             pass_overhead_s=protocol.pass_overhead_s,
+            need=goal if protocol.foresight else None,
+            path_rtt_s=self.conditions.rtt_s if protocol.foresight else None,
+            overrun=2 * protocol.batch,
         )
         required = None
         if protocol.required:
             required = np.zeros(self.chunks, np.bool_)
             required[list(protocol.required)] = True
-        goal = need(self.chunks, protocol.tolerance, protocol.threshold)
         self.receiver = Receiver(round_, UP, self.chunks, goal, required)
         self.observed = Observed(np.zeros(self.chunks, np.bool_))
         self._answered = 0

@@ -151,6 +151,52 @@ def test_each_repetition_of_a_probe_waits_longer() -> None:
     assert steps[-1] == pytest.approx(0.004 * 1.25**10)
 
 
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_sender_asks_where_the_round_may_be_over_and_waits_for_the_answer(pipelined: bool) -> None:
+    sender = make(chunks=100, need=40, overrun=10, path_rtt_s=0.0, pipelined=pipelined)
+    assert len(taken(sender, limit=30)) == 30
+    assert sender.effects() == []  # it cannot be over yet
+    assert len(taken(sender, limit=30)) == 20  # 40 may be enough, and 10 may be sent in vain
+    assert [e.probe.sent for e in sender.effects()] == [50]
+    assert sender.state is SenderState.WAITING
+    assert taken(sender, limit=30) == []
+    assert sender.effects() == []  # one question is enough
+    # 20 of 50 arrived: the missing 20 are expected to take 50 more, two standard deviations less are 32.
+    sender.on_bitmap(bitmap(0, 50, *range(20), chunks=100), 0.0)
+    assert len(taken(sender, limit=100)) == 42
+    assert [e.probe.sent for e in sender.effects()] == [92]
+    sender.on_bitmap(bitmap(1, 92, *range(37), chunks=100), 0.0)  # 3 to go: they may be the next 3
+    assert len(taken(sender, limit=100)) == (13 if pipelined else 8)  # without pipelining the pass ends at 100
+
+
+def test_sender_runs_ahead_as_far_as_a_round_trip_holds() -> None:
+    sender = make(chunks=200, need=40, overrun=10, path_rtt_s=0.5)
+    assert len(taken(sender, 1.0, 30)) == 30
+    assert len(taken(sender, 1.25, 100)) == 80  # 120 a second, so 60 in a round trip; 40 + 10 + 60 - 30
+    unknown = make(chunks=200, need=40, overrun=10)
+    assert len(taken(unknown, limit=150)) == 150  # nothing to hold it back by
+
+
+def test_answer_that_counts_chunks_behind_its_probe_is_no_loss_below_zero() -> None:
+    sender = make(chunks=100, need=90, overrun=10, path_rtt_s=0.0, pipelined=True, probe_every=10)
+    taken(sender, limit=10)
+    taken(sender, limit=10)
+    sender.on_bitmap(bitmap(0, 10, *range(20), chunks=100), 0.0)
+    assert len(taken(sender, limit=100)) == 70  # 10, and 70 to go, and 10; less 20
+
+
+def test_question_inside_a_pass_repeats_nothing_under_stop_and_wait() -> None:
+    """Its answer may come after the last chunk of the pass; only the question at the end tells what is lost."""
+    sender = make(chunks=20, need=10, overrun=30, path_rtt_s=0.0)
+    assert len(taken(sender, limit=12)) == 12
+    assert len(taken(sender, limit=12)) == 8
+    assert [e.probe.sent for e in sender.effects()] == [12, 20]
+    sender.on_bitmap(bitmap(0, 12, 0, 1, chunks=20), 0.0)
+    assert taken(sender) == []
+    sender.on_bitmap(bitmap(1, 20, 0, 1, chunks=20), 0.0)
+    assert taken(sender, limit=64) == list(range(2, 20))
+
+
 def test_without_hints_no_probe_is_repeated() -> None:
     sender = make()
     taken(sender)

@@ -44,10 +44,19 @@ class AnyNetwork(RuleBasedStateMachine):
         self, chunks: int, window: int, pipelined: bool, probe_every: int, seed: int, data: st.DataObject
     ) -> None:
         self.order = np.random.default_rng(seed).permutation(chunks)
-        self.sender = Sender(
-            ROUND, UP, self.order, window=window, pipelined=pipelined, probe_every=probe_every, reprobe_s=0.001
-        )
         need = data.draw(st.integers(1, chunks), label="need")
+        self.sender = Sender(
+            ROUND,
+            UP,
+            self.order,
+            window=window,
+            pipelined=pipelined,
+            probe_every=probe_every,
+            reprobe_s=0.001,
+            need=data.draw(st.sampled_from([None, need]), label="the sender knows"),
+            path_rtt_s=data.draw(st.sampled_from([None, 0.0, 0.01]), label="round trip"),
+            overrun=data.draw(st.integers(1, 4), label="overrun"),
+        )
         required = data.draw(st.one_of(st.none(), st.lists(st.booleans(), min_size=chunks, max_size=chunks)))
         self.receiver = Receiver(ROUND, UP, chunks, need, None if required is None else np.array(required))
         self.now = 0.0
