@@ -28,7 +28,7 @@ MAX_DATAGRAM = 65507
 MAX_SEGMENTS = 64
 BATCH_MESSAGES = 4
 """Super-packets between two looks for a stop: what a look costs is shared by more, and more are sent in vain."""
-GRO_SLOTS, SINGLE_SLOTS = 64, 256
+GRO_SLOTS, SINGLE_SLOTS = 16, 256
 
 _PAIR = np.dtype(np.complex128)
 """A header moved as one item of 16 bytes: numpy gathers those ten times faster than structured items."""
