@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -14,37 +12,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from netem.kernel import offload, qdisc
-from netem.kernel.errors import KernelError, LabError, Unavailable
-from netem.kernel.netns import call_in, open_netlink
+from netem.kernel.errors import LabError, Unavailable
 from netem.kernel.user import User
-from netem.kernel.veth import index_of
 from netem.lab import Lab
-from netem.links.base import Flow, Key, LinkError, LossRule, Shape, UnsupportedFeature
-from netem.links.bpf import BpfPort
-from netem.links.netem import NetemPort
-from netem.spec.topology import star
 from netem.state import DEFAULT_DIR, StateError
 
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # linux/capability.h
-SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104  # linux/udp.h
 NEEDED_BYTES = 3 << 30
 NEEDED_CORES = 2
-
-_FLOW, _KEY = Flow("udp", dst_ports=(29600, 29699)), Key(ranges=((4, 14),), index=(4, 8))
-_SOURCE = "10.77.0.2"
-_HANDLE = 0x10000  # 1:
 
 NO_NAMESPACE = (
     "In a container, start it with --privileged; otherwise run this on the machine itself or in a virtual one."
 )
-NO_NETEM = (
-    "Use the backend `bpf` (chosen by itself), or a kernel that has it: Debian linux-image-amd64 (not the cloud "
-    "image), Ubuntu linux-modules-extra-$(uname -r), RHEL and Fedora kernel-modules-extra; WSL2 and micro-VMs have "
-    "none."
-)
-NO_BPF = "Use the backend `netem`, or a kernel with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS."
-NO_TBF = "A link without `rate` works. For a rate: a kernel with CONFIG_NET_SCH_TBF (RHEL: kernel-modules-extra)."
 
 
 @dataclass(frozen=True)
@@ -81,19 +60,23 @@ def probe(state_dir: Path = DEFAULT_DIR) -> dict[str, Check]:
 
     Without the privilege or the namespaces the others are reported as not tried. Takes about 0.2 s.
     """
+    # Here, because it loads everything that a link may need: `up` and `down` mostly do without.
+    from netem.spec.topology import star
+    from netem.tries import TRIES
+
     privileges = _privileges()
     checks = {"privileges": privileges}
     if not privileges.ok:
-        return checks | dict.fromkeys(_TRIES, Check(False, "not tried: needs root", privileges.remedy))
+        return checks | dict.fromkeys(TRIES, Check(False, "not tried: needs root", privileges.remedy))
     try:
         lab = Lab.build(star(1, name="doctor"), state_dir=state_dir)
     except (LabError, StateError) as error:
         checks["namespace, veth, bridge"] = Check(False, str(error), NO_NAMESPACE, needed=True)
-        return checks | dict.fromkeys(_TRIES, Check(False, "not tried: needs a namespace", NO_NAMESPACE))
+        return checks | dict.fromkeys(TRIES, Check(False, "not tried: needs a namespace", NO_NAMESPACE))
     with lab:
         detail = f"a lab of {len(lab.namespaces)} namespaces was built"
         checks["namespace, veth, bridge"] = Check(True, detail, needed=True)
-        for name, (attempt, remedy) in _TRIES.items():
+        for name, (attempt, remedy) in TRIES.items():
             checks[name] = _try(lambda attempt=attempt: attempt(lab), remedy)  # type: ignore[misc]
     return checks
 
@@ -110,6 +93,8 @@ def doctor(state_dir: Path = DEFAULT_DIR) -> dict[str, Check]:
 
 
 def _try(attempt: Callable[[], str], remedy: str) -> Check:
+    from netem.links.base import LinkError, UnsupportedFeature
+
     try:
         return Check(True, attempt())
     except UnsupportedFeature as error:
@@ -207,93 +192,6 @@ def _may_execute(status: os.stat_result, user: User) -> bool:
     if status.st_gid == user.gid or status.st_gid in user.groups:
         return bool(status.st_mode & stat.S_IXGRP)
     return bool(status.st_mode & stat.S_IXOTH)
-
-
-def _try_offload(lab: Lab) -> str:
-    host = lab.hosts["server"]
-    features = offload.read(host.netns, host.ifname)
-    return f"{len(features)} features can be set; GRO is {'on' if features.get(offload.GRO) else 'off'}"
-
-
-def _try_bpf(lab: Lab) -> str:
-    place = lab.port_of("server")
-    port = BpfPort("probe", place.netns, place.ifname)
-    try:
-        port.install(Shape(), _FLOW, _KEY, [_SOURCE])
-        port.set_loss([LossRule(_SOURCE, 1, 0.5)])
-    finally:
-        port.close()
-    return "the loss program was loaded and attached to clsact"
-
-
-def _try_jit(lab: Lab) -> str:
-    path = Path("/proc/sys/net/core/bpf_jit_enable")
-    try:
-        value = path.read_text().strip()
-    except OSError:  # kernels that always compile (CONFIG_BPF_JIT_ALWAYS_ON) may not show it to all
-        return "not shown by this kernel"
-    if value == "0":
-        raise LabError("net.core.bpf_jit_enable is 0: programs are interpreted, which costs a few percent")
-    return "on"
-
-
-def _try_netem(lab: Lab) -> str:
-    place = lab.port_of("worker1")
-    port = NetemPort("probe", place.netns, place.ifname)
-    try:
-        port.install(Shape(delay_us=1000), _FLOW, _KEY, [_SOURCE])
-        port.set_loss([LossRule(_SOURCE, 1, 0.5)])
-    finally:
-        port.close()
-    return "delay and loss were set and read back"
-
-
-def _try_qdisc(lab: Lab, wanted: qdisc.Qdisc) -> str:
-    host = lab.hosts["worker1"]
-    netlink = open_netlink(host.netns)
-    try:
-        index = index_of(netlink, host.ifname)
-        try:
-            qdisc.execute(netlink, index, qdisc.plan((), (wanted,)))
-        except KernelError as error:
-            if error.code == errno.ENOENT:
-                raise LabError(f"this kernel has no sch_{type(wanted).__name__.lower()}") from error
-            raise
-        qdisc.verify(qdisc.dump(netlink, index), (wanted,))
-        qdisc.execute(netlink, index, qdisc.plan((wanted,), ()))
-    finally:
-        netlink.close()
-    return "was added, read back and removed"
-
-
-def _try_udp_offload(lab: Lab, option: int) -> str:
-    host = lab.hosts["worker1"]
-
-    def exchange() -> str:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.bind((host.address, 0))
-            if option == UDP_GRO:
-                sock.setsockopt(SOL_UDP, UDP_GRO, 1)
-                return "a socket takes merged packets"
-            segment = [(SOL_UDP, UDP_SEGMENT, (1000).to_bytes(2, sys.byteorder))]
-            sock.sendmsg([bytes(4000)], segment, 0, (lab.hosts["server"].address, 9))
-            return "four datagrams were sent with one call"
-
-    return call_in(host.netns, exchange)
-
-
-_SLOW = "It works without, but slower: one system call for each packet."
-
-_TRIES: dict[str, tuple[Callable[[Lab], str], str]] = {
-    "offload": (_try_offload, "Kernel 4.10 or newer."),
-    "bpf": (_try_bpf, NO_BPF),
-    "bpf jit": (_try_jit, "It works without, but slower. To switch it on: sysctl net.core.bpf_jit_enable=1"),
-    "netem": (_try_netem, NO_NETEM),
-    "tbf": (lambda lab: _try_qdisc(lab, qdisc.Tbf(_HANDLE, qdisc.ROOT, 10**9, 65536, 1 << 20)), NO_TBF),
-    "prio": (lambda lab: _try_qdisc(lab, qdisc.Prio(_HANDLE, qdisc.ROOT, 3)), "Needed by the backend `netem` only."),
-    "udp segmentation": (lambda lab: _try_udp_offload(lab, UDP_SEGMENT), _SLOW),
-    "udp gro": (lambda lab: _try_udp_offload(lab, UDP_GRO), _SLOW),
-}
 
 
 def _tool(name: str, why: str) -> Check:

@@ -97,8 +97,6 @@ def up(
     spec = load_topology(topology, options.overrides(set_))
     _check_name(name)
     from netem import preflight
-    from netem.experiment.prepare import shapes_uplinks
-    from netem.experiment.wiring import Wiring
     from netem.lab import Lab, PlanError, Settings
     from netem.links.choose import choose as choose_backend
 
@@ -112,11 +110,13 @@ def up(
     started = time.monotonic()
     choice = choose_backend("auto", "auto", spec.needs_delay, preflight.probe(state_dir)) if _shaped(spec) else None
     try:
-        built = Lab.build(spec, name=wanted, state_dir=state_dir, settings=Settings(gso=not shapes_uplinks(spec)))
+        built = Lab.build(spec, name=wanted, state_dir=state_dir, settings=Settings(gso=not spec.shapes_uplinks))
     except PlanError as error:
         raise CommandError(f"{topology}: {error}", USAGE) from error
     try:
         if choice is not None:
+            from netem.experiment.wiring import Wiring
+
             Wiring(built, spec, choice).install_steady()  # stays when this process ends
         took_s = time.monotonic() - started
         _print_built(built, choice.reason if choice else "plain: no rate, delay or loss", took_s, json)

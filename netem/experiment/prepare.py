@@ -19,7 +19,7 @@ from netem.analysis.expect import check_all
 from netem.analysis.oracle import IntArray
 from netem.analysis.run import OrderFn
 from netem.links.base import Flow, Key
-from netem.spec import Loaded, Replay, Scenario, Topology, TransportSpec, iterations_per_epoch, profile_options
+from netem.spec import Loaded, Replay, Scenario, TransportSpec, iterations_per_epoch, profile_options
 
 PORT = DEFAULT_PORT
 RANKS_PER_KIND = wire.WORKER_DATA_OFFSET - wire.SERVER_DATA_OFFSET
@@ -129,15 +129,10 @@ def make_job(loaded: Loaded, name: str, repeat: int, token: str, seed: int | Non
         seed=(spec.seed if seed is None else seed) + repeat,
         profile=profile_of(loaded),
         mtu=spec.topology.mtu,
-        offload=not shapes_uplinks(spec.topology),
+        offload=not spec.topology.shapes_uplinks,
         deadlines=Deadlines(connect_s=spec.deadlines.connect_s, round_s=spec.deadlines.round_s),
     )
     return Job(name, transport, repeat, config)
-
-
-def shapes_uplinks(topology: Topology) -> bool:
-    """Whether hosts have a qdisc of their own: packets must then not reach it in bundles."""
-    return any(link.up.rate_bps or link.up.delay_s or link.up.jitter_s for link in topology.links)
 
 
 def _transport(name: str, spec: TransportSpec) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from netem.experiment.conductor import Conductor, Memory, RunFailed
 from netem.experiment.fabric import Fabric, base_loss
 from netem.experiment.folder import RunFolder, machine
 from netem.experiment.hub import HubError
-from netem.experiment.prepare import Job, check, gradient_bytes, make_jobs, shapes_uplinks
+from netem.experiment.prepare import Job, check, gradient_bytes, make_jobs
 from netem.experiment.progress import Display
 from netem.experiment.record import Recorder
 from netem.kernel.errors import LabError
@@ -128,7 +128,7 @@ def _run_jobs(
     jobs = make_jobs(loaded, spec.seed, secrets.token_hex(16))
     began = time.monotonic()
     # Behind the rate the loss sits at the receiver, where GRO would merge packets that are to be lost one by one.
-    settings = Settings(gro=spec.link.loss_at != "after_rate", gso=not shapes_uplinks(spec.topology))
+    settings = Settings(gro=spec.link.loss_at != "after_rate", gso=not spec.topology.shapes_uplinks)
     with (
         folder.append("events.jsonl") as events,
         Lab.build(spec.topology, name=spec.name, state_dir=options.state_dir, settings=settings) as lab,

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
-
-from pyroute2 import IPRoute
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from netem.kernel import syscalls
 from netem.kernel.errors import KernelError, attempting
 from netem.kernel.rtnetlink import Rtnetlink, open_socket
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
 
 RUN_DIR = Path("/run/netns")
 NAME_LIMIT = 15  # as interface names: both are printed side by side
@@ -73,6 +74,8 @@ def open_netlink(netns: str | None) -> IPRoute:
 
     pyroute2 keeps one socket for each thread: use it in the thread that opened it only, and close it.
     """
+    from pyroute2 import IPRoute  # takes a fifth of a second, and a lab without properties does without
+
     if netns is None:
         return IPRoute()
     with attempting(f"open a netlink socket in namespace {netns}"):

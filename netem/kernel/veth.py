@@ -6,12 +6,14 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-
-from pyroute2 import IPRoute
+from typing import TYPE_CHECKING
 
 from netem.kernel import rtnetlink as rt
 from netem.kernel.errors import KernelError, attempting
 from netem.kernel.netns import RUN_DIR
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
 
 VETH_INFO_PEER = 1  # linux/veth.h
 

@@ -140,6 +140,11 @@ class Topology(Spec):
         """Host name -> rank, in rank order."""
         return {name: rank for rank, name in enumerate((self.server, *self.workers))}
 
+    @property
+    def shapes_uplinks(self) -> bool:
+        """Whether hosts have a qdisc of their own: packets must then not reach it in bundles."""
+        return any(link.up.rate_bps or link.up.delay_s or link.up.jitter_s for link in self.links)
+
     def link_of(self, host: str) -> Link:
         """Raises KeyError for a host that the topology does not have."""
         for link in self.links:
