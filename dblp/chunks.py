@@ -107,4 +107,4 @@ def unpack_bits(bits: bytes, chunks: int) -> BoolArray:
     """Inverse of pack_bits. Raises ValueError when the length does not fit the number of chunks."""
     if len(bits) != -(-chunks // 8):
         raise ValueError(f"bitmap of {len(bits)} bytes for {chunks} chunks")
-    return np.unpackbits(np.frombuffer(bits, np.uint8), count=chunks).astype(np.bool_)
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=chunks).view(np.bool_)

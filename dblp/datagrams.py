@@ -57,24 +57,27 @@ class PacketBuffer:
 
     Attributes:
         rows: uint8 (chunks, bytes of a datagram); of a shorter last chunk the row ends in zeros.
+        flat: the same bytes as one memoryview.
+        round: what `address` has written.
         values: the payloads, float32 (chunks, chunk_values); shares the memory of `rows`, so it is not contiguous.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.rows = np.zeros((layout.chunks, HEADER_BYTES + 4 * layout.chunk_values), np.uint8)
+        self.flat = self.rows.reshape(-1).data
         self.values: FloatArray = self.rows.view("<f4")[:, HEADER_BYTES // 4 :]
         self._headers = headers_of(self.rows)
         self._headers["sequence"] = np.arange(layout.chunks)
         self._headers["length"] = 4 * layout.chunk_values
         self._headers["length"][-1:] = 4 * layout.last_values
-        self._addressed = (-1, -1)
+        self.round, self._addressed = 0, (-1, -1)
 
     def address(self, session: int, round_: int) -> None:
         """Writes the session and the round that the datagrams belong to. Threads that write the same may overlap."""
         if self._addressed != (session, round_):
             self._headers["session"], self._headers["round"] = session, round_
-            self._addressed = (session, round_)
+            self.round, self._addressed = round_, (session, round_)
 
 
 class Slots(Protocol):
@@ -148,6 +151,7 @@ class DataSocket:
         self._staging = np.zeros((self.batch, self.stride), np.uint8)
         self._flat = self._staging.reshape(-1).data
         self._staging_passes = headers_of(self._staging)["pass"]
+        self._run = np.arange(layout.chunks, dtype=np.int64).tobytes()
         self._singles: Rows = mmsg.Sender(self._staging) if fast else PlainRows(sock, self._staging)
         gro = offload and fast and self._set(UDP_GRO, 1)
         self._per_slot, slots = (self.segments, GRO_SLOTS) if gro else (1, SINGLE_SLOTS)
@@ -191,32 +195,43 @@ class DataSocket:
         deadline.
         """
         count, stride = len(batch.sequences), self.stride
-        packets.rows.take(batch.sequences, axis=0, out=self._staging[:count], mode="clip")  # "raise" would copy twice
-        self._staging_passes[:count] = batch.passes
+        begin, passes, flat = int(batch.sequences[0]), batch.passes, self._flat
+        if self.gso and not np.count_nonzero(passes) and self._is_run(batch.sequences, begin):
+            flat = packets.flat[begin * stride :]  # as they lie there, they are first transmissions
+        else:
+            # Gathered in one place: the kernel would take longer over scattered pieces than numpy does.
+            packets.rows.take(batch.sequences, axis=0, out=self._staging[:count], mode="clip")  # "raise" copies twice
+            self._staging_passes[:count] = passes
         last = batch.sequences == self.layout.chunks - 1
         began = clock()
         try:
             if not self._short or not last.any():
-                self._send_rows(0, count, stride, deadline)
+                self._send_rows(flat, 0, count, stride, deadline)
                 return count * stride
             cut = int(last.argmax()) + 1  # a shorter segment can only be the last of its super-packet
             last_bytes = HEADER_BYTES + 4 * self.layout.last_values
-            self._send_rows(0, cut, last_bytes, deadline)
-            self._send_rows(cut, count, stride, deadline)
+            self._send_rows(flat, 0, cut, last_bytes, deadline)
+            self._send_rows(flat, cut, count, stride, deadline)
             return (count - 1) * stride + last_bytes
         except TimeoutError as error:
-            round_ = int(headers_of(self._staging)["round"][0])
-            raise RoundTimeout(self.peer, round_, f"sending datagrams ({error})", deadline - began) from error
+            raise RoundTimeout(self.peer, packets.round, f"sending datagrams ({error})", deadline - began) from error
 
-    def _send_rows(self, start: int, end: int, last_bytes: int, deadline: float) -> None:
+    def _is_run(self, sequences: IntArray, begin: int) -> bool:
+        """Whether they count up from `begin` one by one."""
+        return sequences.tobytes() == self._run[8 * begin : 8 * (begin + len(sequences))]
+
+    def _send_rows(self, flat: memoryview, start: int, end: int, last_bytes: int, deadline: float) -> None:
         while start < end:
             try:
                 if self.gso:
                     stop = min(start + self.segments, end)
                     size = (stop - start - 1) * self.stride + (last_bytes if stop == end else self.stride)
-                    self.sock.send(self._flat[start * self.stride :][:size])
+                    self.sock.send(flat[start * self.stride :][:size])
                     start = stop
                     continue
+                if flat is not self._flat:  # the kernel has just refused to segment
+                    within = slice(start * self.stride, (end - 1) * self.stride + last_bytes)
+                    self._flat[within], flat = flat[within], self._flat
                 start += self._singles.send(self.fileno(), start, end, last_bytes)
             except OSError as error:
                 self._overcome(error, deadline)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +19,8 @@ from dblp.wire import Bitmap, Frame, Probe, Stop
 UP, DOWN = range(2)
 """Numbers of wire.DIRECTIONS."""
 REPROBE_S = 0.001
+PROBE_EVERY, PROBES_A_PASS = 1024, 4
+"""An answer costs its sender work for every chunk of the round, so large rounds ask more rarely."""
 GATHER_S, GATHER_LEAST_S, GATHER_PARTS = 0.0003, 0.00006, 8
 """A receiver looks at least this often, and at least this many times in what is left of the round by its pace."""
 
@@ -51,6 +52,7 @@ def make_sender(
         order,
         window=window,
         pipelined=profile.probing == "pipelined",
+        probe_every=max(PROBE_EVERY, chunks // PROBES_A_PASS),
         reprobe_s=REPROBE_S if profile.hints else None,
         pass_overhead_s=profile.pass_overhead_s,
         rtt_s=link.rtt_s,
@@ -94,7 +96,6 @@ def _send_until_stopped(link: Link, machine: Sender, packets: PacketBuffer, dead
         batch = machine.take(now, data.batch)
         if batch is not None:
             sent.bytes += data.send(packets, batch, deadline)
-            os.sched_yield()  # on one machine the receiver may wait for this very core, and with it the stop
         for effect in machine.effects():
             link.hint(effect.probe)
             if not effect.again:
