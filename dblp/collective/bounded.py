@@ -21,7 +21,7 @@ UP, DOWN = range(2)
 REPROBE_S = 0.001
 PROBE_EVERY, PROBES_A_PASS = 1024, 4
 """An answer costs its sender work for every chunk of the round, so large rounds ask more rarely."""
-GATHER_S, GATHER_LEAST_S, GATHER_PARTS = 0.0003, 0.00006, 8
+GATHER_S, GATHER_LEAST_S, GATHER_PARTS = 0.002, 0.00006, 8
 """A receiver looks at least this often, and at least this many times in what is left of the round by its pace."""
 
 
