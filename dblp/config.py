@@ -49,6 +49,8 @@ class Profile:
     """Keep sending while a probe is outstanding, or wait for its answer."""
     pass_overhead_s: float = 0.0
     """Fixed cost added to every pass, to emulate an implementation that is slow between passes."""
+    pace_bps: float = 0.0
+    """Rate of each sender to one peer, in bits of IP packets a second; 0: as fast as it can."""
     on_deadline: Literal["skip", "accept"] = "skip"
     """At the round deadline: all workers skip the step, or the mean is taken of what has arrived."""
 
@@ -161,8 +163,9 @@ def profile_from(value: Any, path: tuple[str | int, ...] = ("profile",)) -> Prof
     if isinstance(options.get("always_reliable"), list | tuple):
         options["always_reliable"] = tuple(options["always_reliable"])
     profile = build(Profile, options, path, base=PROFILES[base])
-    if profile.pass_overhead_s < 0:
-        raise ConfigError((*path, "pass_overhead_s"), "must not be negative")
+    for key in ("pass_overhead_s", "pace_bps"):
+        if getattr(profile, key) < 0:
+            raise ConfigError((*path, key), "must not be negative")
     return profile
 
 

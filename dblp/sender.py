@@ -29,6 +29,8 @@ FIRST_REPROBE_S = 0.05
 """Before any round trip has been measured."""
 REPROBE_GROWTH, REPROBE_GROWTH_STEPS = 1.25, 10
 RTT_GROWTH = 1.05
+PACE_QUANTUM_S, PACE_SLACK_S = 0.001, 0.02
+"""A paced sender sends so much at once, and makes up for being late by so much: timers and cores are not exact."""
 
 
 class SenderState(Enum):
@@ -67,6 +69,7 @@ class Sender:
         rtt_s: the round-trip time that earlier rounds have measured, if any.
         need: chunks that complete the round, as far as the sender knows; None = nothing holds it back.
         path_rtt_s: the shortest round-trip time of the path; None = not known, then nothing holds it back.
+        pace_hz: datagrams a second, on average; None = as fast as they are taken.
         overrun: datagrams, besides those of a round trip, that may go out unanswered where the round may be over.
     """
 
@@ -85,6 +88,7 @@ class Sender:
         need: int | None = None,
         path_rtt_s: float | None = None,
         overrun: int = 64,
+        pace_hz: float | None = None,
     ) -> None:
         if window < 1 or probe_every < 1:
             raise LocalProtocolError("window and probe_every must be at least 1")
@@ -101,6 +105,8 @@ class Sender:
         # From this many datagrams on the round may be over: without a loss, `need` of them are enough.
         self._may_end = need
         self._began: float | None = None
+        self.pace_hz = pace_hz
+        self._due: float | None = None  # when the next datagram may go out
         self._answered = 0
         self._answered_probe = -1
         self._probed = 0  # datagrams that the last probe covers
@@ -136,6 +142,12 @@ class Sender:
             return None
         self._resume_at = None
         self._began = now if self._began is None else self._began
+        if self.pace_hz is not None:
+            self._due = now if self._due is None else max(self._due, now - PACE_SLACK_S)
+            if now < self._due:
+                self._resume_at = self._due
+                return None
+            limit = min(limit, max(1, int(self.pace_hz * PACE_QUANTUM_S)))
         start, ahead = self._at, self._ahead(now)
         end = min(start + min(limit, self.window - (self.sent - self._answered), ahead), len(self._queue))
         batch: Batch | None = None
@@ -145,6 +157,8 @@ class Sender:
                 raise LocalProtocolError(f"round {self.round}: a chunk was sent {MAX_PASS} times")
             self._at = end
             self.sent += end - start
+            if self.pace_hz is not None and self._due is not None:
+                self._due += (end - start) / self.pace_hz
         self._probe_when_due(now)
         return batch
 

@@ -14,7 +14,7 @@ from dblp.errors import RoundTimeout
 from dblp.io import clock, path_rtt_s
 from dblp.receiver import Receiver, ReceiverState
 from dblp.sender import Sender
-from dblp.wire import Bitmap, Frame, Probe, Stop
+from dblp.wire import IP_UDP_BYTES, Bitmap, Frame, Probe, Stop
 
 UP, DOWN = range(2)
 """Numbers of wire.DIRECTIONS."""
@@ -59,6 +59,7 @@ def make_sender(
         need=need(chunks, tolerance, profile.threshold),
         path_rtt_s=path_rtt_s(link.control.sock),
         overrun=2 * data.segments,
+        pace_hz=profile.pace_bps / (8 * (data.stride + IP_UDP_BYTES[4])) if profile.pace_bps else None,
     )
 
 

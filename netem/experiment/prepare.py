@@ -101,7 +101,7 @@ def profile_of(loaded: Loaded) -> Profile:
     except ConfigError as error:
         key = str(error.path[-1]) if error.path else "profile"
         path: tuple[str | int, ...] = (
-            ("profile",) if key in ("profile", "base") else ("profile", key.removesuffix("_s"))
+            ("profile",) if key in ("profile", "base") else ("profile", key.removesuffix("_s").removesuffix("_bps"))
         )
         raise loaded.source.error(path, error.message) from error
 

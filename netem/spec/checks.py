@@ -10,7 +10,7 @@ from typing import Literal
 from netem.spec.expand import matching
 from netem.spec.fields import did_you_mean, shown
 from netem.spec.scenario import (
-    PROFILE_TIMES,
+    PROFILE_UNITS,
     TRAIN_SAMPLES,
     Burst,
     Replay,
@@ -21,7 +21,7 @@ from netem.spec.scenario import (
 )
 from netem.spec.source import Path_, Source
 from netem.spec.topology import MAX_WORKERS, Topology
-from netem.spec.units import UnitError, parse_time_s
+from netem.spec.units import UnitError
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _TRANSPORT = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
@@ -108,11 +108,12 @@ def _check_epochs(work: Replay, source: Source) -> None:
 def _check_profile(spec: Scenario, source: Source) -> None:
     """Units only: which options there are is the transport's business."""
     for key, value in spec.profile.items() if isinstance(spec.profile, dict) else ():
-        if key.removesuffix("_s") in PROFILE_TIMES and key.endswith("_s"):
-            raise source.error(("profile", key), f"unknown key; write {key.removesuffix('_s')}: 110 ms")
-        if key in PROFILE_TIMES:
+        for ours, (theirs, example, _) in PROFILE_UNITS.items():
+            if key == theirs:
+                raise source.error(("profile", key), f"unknown key; write {ours}: {example}")
+        if key in PROFILE_UNITS:
             try:
-                parse_time_s(value)
+                PROFILE_UNITS[key][2](value)
             except UnitError as error:
                 raise source.error(("profile", key), str(error)) from error
         if key == "base" and not isinstance(value, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo,
 
 from netem.spec.fields import Name, PositiveTime, Ratio, Snap, Spec, Time, did_you_mean, from_file, refuse, shown
 from netem.spec.topology import Topology
-from netem.spec.units import parse_time_s
+from netem.spec.units import parse_rate_bps, parse_time_s
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -256,8 +257,11 @@ class Scenario(Spec):
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
 
 
-PROFILE_TIMES = ("pass_overhead",)
-"""Options of a profile that are times, as the file names them; the transport's own name ends in `_s`."""
+PROFILE_UNITS: dict[str, tuple[str, str, Callable[[object], float]]] = {
+    "pass_overhead": ("pass_overhead_s", "110 ms", parse_time_s),
+    "pace": ("pace_bps", "500 Mbit", parse_rate_bps),
+}
+"""Options of a profile that have a unit, as the file names them: the transport's own name, an example, the reader."""
 
 
 def profile_options(spec: Scenario) -> dict[str, Any]:
@@ -266,9 +270,9 @@ def profile_options(spec: Scenario) -> dict[str, Any]:
     if isinstance(spec.profile, str):
         return {"base": spec.profile}
     options = {"base": "recommended", **spec.profile}
-    for key in PROFILE_TIMES:
+    for key, (name, _, parse) in PROFILE_UNITS.items():
         if key in options:
-            options[f"{key}_s"] = parse_time_s(options.pop(key))
+            options[name] = parse(options.pop(key))
     return options
 
 

@@ -81,7 +81,7 @@ def test_under_stop_and_wait_the_delivered_sets_are_equal_and_the_mask_predicts_
 @pytest.mark.parametrize("profile", ["recommended", "paper"])
 def test_hardly_anything_is_sent_behind_the_chunk_that_completes_a_round(tmp_path: Path, profile: str) -> None:
     """At most what a round trip, as the sender measured it in that round, and two super-packets of 44 hold."""
-    sent = [e for e in events(run(scenario(tmp_path, chunks=3000, profile=profile), tmp_path / "runs"), "sent")]
+    sent = list(events(run(scenario(tmp_path, chunks=3000, profile=profile), tmp_path / "runs"), "sent"))
     assert len(sent) == 2 * 8 * 3 * 2
     for each in sent:
         assert each["outcome"] == "ok"

@@ -88,6 +88,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"profile": {"hints": 1}}, "profile.hints: 1 is not true or false"),
     ({"profile": {"hint": True}}, "profile.hint: unknown; known are"),
     ({"profile": {"pass_overhead_s": -0.1}}, "profile.pass_overhead_s: must not be negative"),
+    ({"profile": {"pace_bps": -1}}, "profile.pace_bps: must not be negative"),
     ({"profile": {"pass_overhead_s": "110 ms"}}, "profile.pass_overhead_s: '110 ms' is not a number"),
     ({"profile": {"pass_overhead_s": float("inf")}}, "profile.pass_overhead_s: inf is not a finite number"),
     ({"profile": {"always_reliable": "bias"}}, "profile.always_reliable: 'bias' is not a list of texts"),

@@ -197,6 +197,23 @@ def test_question_inside_a_pass_repeats_nothing_under_stop_and_wait() -> None:
     assert taken(sender, limit=64) == list(range(2, 20))
 
 
+def test_a_paced_sender_sends_so_many_a_second_and_makes_up_for_being_late() -> None:
+    sender = make(chunks=4000, pace_hz=10_000.0, window=10_000)
+    assert len(taken(sender, 5.0, 100)) == 10  # what one millisecond holds
+    assert taken(sender, 5.0005, 100) == []
+    assert sender.next_timer() == pytest.approx(5.001)
+    assert len(taken(sender, 5.001, 100)) == 10
+    assert len(taken(sender, 5.0045, 100)) == 10
+    assert len(taken(sender, 5.0045, 100)) == 10  # it was late by 2 ms
+    assert len(taken(sender, 5.0045, 100)) == 10
+    assert taken(sender, 5.0045, 100) == []
+    late = 0
+    while got := taken(sender, 6.0, 100):  # almost a second late: only the last 20 ms are made up for
+        late += len(got)
+    assert 200 <= late <= 210
+    assert taken(make(chunks=4, pace_hz=10.0), 1.0) == [0]  # never nothing at all
+
+
 def test_without_hints_no_probe_is_repeated() -> None:
     sender = make()
     taken(sender)

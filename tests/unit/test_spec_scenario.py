@@ -204,6 +204,8 @@ def test_detectors_refused(new: str, key: str, words: str) -> None:
         ("name: full", "name: full\nprofile: {base: 3}", 2, "profile.base", "expected the name of a profile"),
         ("name: full", "name: full\nprofile: {pass_overhead: 110}", 2, "profile.pass_overhead", "110 has no unit"),
         ("name: full", "name: full\nprofile: {pass_overhead_s: 1}", 2, "profile.pass_overhead_s", "write pass_over"),
+        ("name: full", "name: full\nprofile: {pace: 500}", 2, "profile.pace", "500 has no unit"),
+        ("name: full", "name: full\nprofile: {pace_bps: 1}", 2, "profile.pace_bps", "write pace: 500 Mbit"),
         ("name: full", "name: full\nprofile: [paper]", 2, "profile", "expected"),
         ("name: full", "name: full\nrepeats: 0", 2, "repeats", "allowed: 1 or more"),
     ],
@@ -303,8 +305,8 @@ def test_from_python_quantities_are_numbers() -> None:
 
 def test_profiles() -> None:
     assert profile_options(load_scenario_text(FULL).spec) == {"base": "recommended"}
-    spec = load_scenario_text(FULL + "profile: {base: paper, pass_overhead: 110 ms, hints: true}\n").spec
-    assert profile_options(spec) == {"base": "paper", "hints": True, "pass_overhead_s": 0.11}
+    spec = load_scenario_text(FULL + "profile: {base: paper, pass_overhead: 110 ms, hints: true, pace: 1 Gbit}\n").spec
+    assert profile_options(spec) == {"base": "paper", "hints": True, "pass_overhead_s": 0.11, "pace_bps": 10**9}
 
 
 @pytest.mark.parametrize(
