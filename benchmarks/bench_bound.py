@@ -6,10 +6,10 @@ than N(1-p)/(1-l) packets on average. The bound is that number times the time th
 Clean rate: what the same sender path reaches in the same lab without a protocol. The transport's own data socket sends
 the same 11,000 datagrams in the same batches and order from the same host, through the same switch port and loss
 program (which loses nothing then), to a process that only drains its own data socket; from the first send until the
-last has returned, divided by the datagrams (blast.py). Blasts and rounds take turns, and a round is judged by those of its
-own turn. So at l = 0 the ratio is what the protocol costs: books, probes and answers, storing what came, the way of the
-stop. Under loss it is that, and packets that the oracle would not send. It can be below 1: a lost packet costs the
-receiver nothing.
+last has returned, divided by the datagrams (blast.py). Blasts and rounds take turns, and a round is judged by those of
+its own turn. So at l = 0 the ratio is what the protocol costs: books, probes and answers, storing what came, the way
+of the stop. Under loss it is that, and packets that the oracle would not send. It can be below 1: a lost packet costs
+the receiver nothing.
 
 Latency is the worker's clock, from the first send to the read of the stop.
 """

@@ -15,7 +15,7 @@ from netem.experiment.conductor import Conductor
 from netem.experiment.hub import Event
 
 IDLE = """
-import pathlib, dblp.train
+import pathlib, numpy.random, dblp.train
 print(pathlib.Path("/proc/self/status").read_text())
 """
 """A process that loads what a rank without a model loads, does nothing, and prints its status."""

@@ -17,6 +17,8 @@ SO_MEMINFO = 55
 # What the kernel charges the buffer for one MTU-sized datagram: 2 KiB of data and the skb, with room for a bad layout.
 BUFFER_BYTES_PER_DATAGRAM = 3072
 
+RECEIVE_BYTES = 1 << 16
+
 clock = time.monotonic
 
 
@@ -110,7 +112,7 @@ class Control:
         frames: list[Frame] = []
         while True:
             try:
-                data = self.sock.recv(1 << 18)
+                data = self.sock.recv(RECEIVE_BYTES)
             except (BlockingIOError, InterruptedError):
                 return frames
             except OSError as error:
@@ -120,7 +122,7 @@ class Control:
                     return frames  # the next call tells that the peer has gone
                 raise PeerLost(self.peer, round_, "reading control frames", "it closed the connection")
             frames.extend(self._reader.feed(data))
-            if len(data) < 1 << 18:
+            if len(data) < RECEIVE_BYTES:
                 return frames
 
     def close(self) -> None:

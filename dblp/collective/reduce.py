@@ -8,7 +8,7 @@ import numpy as np
 
 from dblp.chunks import BoolArray, FloatArray
 
-BLOCK_VALUES = 1 << 16
+BLOCK_VALUES = 1 << 14
 
 
 def mean_into(out: FloatArray, gradients: Sequence[FloatArray], delivered: Sequence[BoolArray], mode: str) -> None:
