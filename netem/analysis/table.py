@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,7 @@ Cell = Callable[[dict[str, Any]], str]
 MISSING = "-"
 MAX_FAILED_SHOWN = 6
 MAX_BURSTS_SHOWN = 8
+MAX_WIDTH = 400
 MIN_R_SQUARED = 0.5
 """A cost model that explains less says nothing."""
 LATENCY_CAPTION = "Latency of worker to server, every round of every worker."
@@ -22,7 +24,13 @@ MEANS = "means of the burst rounds up to the packet that completes the round"
 
 
 def render(summary: Summary, console: Console) -> None:
-    """Prints the table and the verdicts of a summary (the content of summary.json)."""
+    """Prints the table and the verdicts of a summary (the content of summary.json).
+
+    A file or a pipe has no width of its own: there the table gets the one that it needs.
+    """
+    if not console.is_terminal:
+        needed = Measurement.get(console, console.options.update(max_width=MAX_WIDTH), _numbers(summary)).maximum
+        console.width = max(console.width, needed)
     console.print(table(summary))
 
 

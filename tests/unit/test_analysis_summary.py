@@ -271,6 +271,17 @@ def test_the_links_part_of_a_loss_is_named() -> None:
     assert "(60 % burst + links)" in text
 
 
+def test_in_a_file_no_cell_of_the_table_is_cut() -> None:
+    summary = summarise(faithful_run())
+    narrow, wide = StringIO(), StringIO()
+    render(summary, Console(file=narrow, width=40))
+    render(summary, Console(file=wide, width=200))
+    assert "…" not in narrow.getvalue()
+    assert [line.rstrip() for line in wide.getvalue().splitlines() if "burst latency" in line] == [
+        line.rstrip() for line in narrow.getvalue().splitlines() if "burst latency" in line
+    ]
+
+
 def test_a_cost_model_that_explains_nothing_is_not_shown() -> None:
     summary = summarise(faithful_run())
     out = StringIO()
