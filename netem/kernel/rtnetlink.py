@@ -33,6 +33,7 @@ _WITH_TEXT = 0x200  # NLM_F_ACK_TLVS: attributes follow the error
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _BATCH = 64  # of which each may answer, and all answers must find room in the socket's buffer
 _ANSWER_BYTES = 1 << 16
+_LIMIT_S = 60.0  # the kernel answers before the request returns; a lock that others hold may delay that
 _TYPE_MASK = 0x3FFF  # the upper bits of an attribute's type are flags
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -150,6 +151,7 @@ class Rtnetlink:
         """`sock` is from `open_socket`, called inside the namespace."""
         self._sock = sock
         self._sequence = 0
+        sock.settimeout(_LIMIT_S)
         for option in (_CAP_ACK, _EXT_ACK):  # errors with a text instead of a copy of the request
             sock.setsockopt(_SOL_NETLINK, option, 1)
 
