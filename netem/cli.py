@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from netem import __version__
-from netem.commands import compare, doctor, execute, files, labs, run
+from netem.commands import compare, doctor, execute, files, labs, run, vm
 from netem.commands.failure import CommandError, report, translate
 from netem.commands.interrupt import interruptible
 from netem.statuses import FAILED, INTERRUPTED, OK, USAGE
@@ -41,10 +41,10 @@ def build_app() -> typer.Typer:
     for panel, commands in (
         (_EXPERIMENT, (run.run, files.validate, files.show, compare.compare, files.schema)),
         (_LAB, (labs.up, execute.exec_, labs.status, labs.down)),
-        (_MACHINE, (doctor.doctor, labs.clean)),
+        (_MACHINE, (doctor.doctor, vm.vm, labs.clean)),
     ):
         for command in commands:
-            settings = {"allow_interspersed_args": command is not execute.exec_}
+            settings = {"allow_interspersed_args": command not in (execute.exec_, vm.vm)}
             name = command.__name__.rstrip("_")
             app.command(name, rich_help_panel=panel, context_settings=settings)(_own_interrupt(command))
     return app

@@ -1,0 +1,115 @@
+"""vm: any other command on a throw-away kernel that has sch_netem."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from netem.commands import options
+from netem.commands.failure import CommandError
+from netem.statuses import USAGE
+
+if TYPE_CHECKING:
+    from netem.vm import Machine
+
+_USAGE = "dblp-netem vm [--kernel FILE] -- run SCENARIO"
+COMMANDS = ("run", "doctor", "validate", "show", "compare")
+"""What makes sense in a machine that is gone afterwards."""
+DEFAULT_OUT = "runs"
+DEFAULT_LIMIT_S = 3600.0
+EMULATED = (
+    "no usable KVM: the processor is emulated, some 15 times slower. A replay scenario such as burst90-replay is the "
+    "sensible choice; training takes very long."
+)
+
+
+def _limit(given: str | float) -> float:
+    from netem.spec.units import UnitError, parse_time_s
+
+    if isinstance(given, float):  # the default
+        return given
+    try:
+        return parse_time_s(given)
+    except UnitError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def vm(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="A command of this program, such as `run burst90-replay`."),
+    ],
+    kernel: Annotated[
+        Path | None,
+        typer.Option(
+            "--kernel",
+            metavar="FILE",
+            help="Kernel image; default: the newest in /boot with sch_netem.",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="Memory of the machine, as QEMU takes it.")
+    ] = "4G",
+    cpus: Annotated[int, typer.Option("--cpus", min=1, max=256, metavar="N", help="Processors of the machine.")] = 2,
+    limit: Annotated[
+        float,
+        typer.Option(
+            "--limit", parser=_limit, metavar="TIME", help="End the machine after this time.", show_default="1 h"
+        ),
+    ] = DEFAULT_LIMIT_S,
+    emulate: Annotated[bool, typer.Option("--emulate", metavar="", help="Do not use KVM.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", metavar="", help="Show what the machine's kernel says.")
+    ] = False,
+    debug: options.Debug = False,
+) -> int:
+    """Run a command on a throw-away kernel with netem, over your own files: needs neither netem here nor root.
+
+    Boots a kernel from /boot with virtme-ng and QEMU; only the run folder comes back. Returns the command's status.
+    """
+    from netem import vm as machines
+
+    argv, out = _inner(command)
+    tools = machines.require_tools(kernel)
+    assert tools.kernel is not None
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    kept = out.resolve() if out is not None else None
+    machine = machines.Machine(
+        tools.kernel, not emulate and machines.kvm_offered(), cpus=cpus, memory=memory, kept=kept, verbose=verbose
+    )
+    _say(machine)
+    program = [sys.executable, "-B", "-m", "netem.cli", *argv]
+    if machine.kvm:
+        try:
+            return machines.run(machine, tools, program, cwd=Path.cwd(), limit_s=limit)
+        except machines.NotBooted:
+            machine = replace(machine, kvm=False)
+            _say(machine)
+    return machines.run(machine, tools, program, cwd=Path.cwd(), limit_s=limit)
+
+
+def _say(machine: Machine) -> None:
+    typer.echo(f"booting {machine.kernel.name} with {'KVM' if machine.kvm else 'emulation'}", err=True)
+    if not machine.kvm:
+        typer.echo(EMULATED, err=True)
+
+
+def _inner(command: list[str]) -> tuple[list[str], Path | None]:
+    """The command's arguments, and the folder in which `run` makes its own; None for other commands."""
+    if not command or command[0].startswith("-") or command[0] not in COMMANDS:
+        given = f"{command[0]!r} is not one of them" if command else "give a command"
+        raise CommandError(f"{given}: {_USAGE}; the machine runs {', '.join(COMMANDS)}", USAGE)
+    if command[0] != "run":
+        return command, None
+    for number, argument in enumerate(command):
+        if argument.startswith("--out="):
+            return command, Path(argument.removeprefix("--out="))
+        if argument == "--out" and number + 1 < len(command):
+            return command, Path(command[number + 1])
+    return command, Path(DEFAULT_OUT)
