@@ -322,6 +322,14 @@ def burst_run() -> dict[str, Any]:
 
 
 @check
+def provision() -> dict[str, Any]:
+    """vagrant/provision.sh on a machine where everything is installed already: the modules, `make install`, doctor."""
+    script = ROOT / "vagrant" / "provision.sh"
+    done = subprocess.run(["bash", script, ROOT], capture_output=True, text=True, timeout=600, check=False)
+    return {"status": done.returncode, "output": (done.stdout + done.stderr)[-8000:]}
+
+
+@check
 def clean_up() -> dict[str, Any]:
     with port_of(Shape(delay_us=1_000, rate_bps=10**9)) as (port, network):
         port.close()

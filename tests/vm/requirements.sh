@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What the vm tier needs besides virtme-ng: QEMU, a kernel with sch_netem, a static busybox.
+# What the vm tier needs besides virtme-ng: QEMU, a kernel with sch_netem, a static busybox; and shellcheck, for the
+# script that provisions a machine.
 # As root on a machine with apt it installs what is missing; otherwise it says what is. It always succeeds: whether
 # a missing capability is a skip or a failure is for the tests to say.
 set -euo pipefail
@@ -17,6 +18,7 @@ linux_image() {
     # Debian's and Ubuntu's names for "the current kernel".
     local architecture
     architecture=$(dpkg --print-architecture)
+    # shellcheck source=/dev/null
     if [ "$(. /etc/os-release && echo "${ID:-}")" = ubuntu ]; then echo linux-image-generic; else echo "linux-image-$architecture"; fi
 }
 
@@ -25,6 +27,7 @@ command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)
 # udhcpc and insmod in virtme's initramfs come from a busybox without shared libraries.
 { [ -x /bin/busybox ] || [ -x /usr/bin/busybox ]; } && ! ldd "$(command -v busybox)" >/dev/null 2>&1 || missing+=(busybox-static)
 command -v modprobe >/dev/null || [ -x /sbin/modprobe ] || missing+=(kmod)
+command -v shellcheck >/dev/null || missing+=(shellcheck)
 kernel_with_netem || missing+=(linux-image)
 
 if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
