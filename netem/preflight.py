@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from netem import rootless
 from netem.kernel.errors import LabError, Unavailable
 from netem.kernel.user import User
 from netem.lab import Lab
@@ -77,6 +78,9 @@ def probe(state_dir: Path = DEFAULT_DIR) -> dict[str, Check]:
         detail = f"a lab of {len(lab.namespaces)} namespaces was built"
         checks["namespace, veth, bridge"] = Check(True, detail, needed=True)
         for name, (attempt, remedy) in TRIES.items():
+            if name == "bpf" and rootless.inside():
+                checks[name] = Check(False, "eBPF programs are the real root's to load: use sudo", "Use sudo.")
+                continue
             checks[name] = _try(lambda attempt=attempt: attempt(lab), remedy)  # type: ignore[misc]
     return checks
 
@@ -85,6 +89,7 @@ def doctor(state_dir: Path = DEFAULT_DIR) -> dict[str, Check]:
     """Everything that `probe` tries, and the user, the tools and the size of the machine."""
     checks = probe(state_dir)
     checks["user"] = _caller()
+    checks["rootless"] = _rootless()
     checks["capture"] = Check(True, "built in (pcapng)")
     checks["capture expressions"] = _tool("tcpdump", "Needed only for capture filters written as an expression.")
     checks["memory"] = _memory()
@@ -120,7 +125,21 @@ def _privileges() -> Check:
     if os.geteuid() != 0 or missing:
         why = f"{', '.join(missing)} missing" if missing else f"running as user {os.geteuid()}"
         return Check(False, why, f"Run it with sudo: sudo {_program()} ...", needed=True)
-    return Check(True, "root", needed=True)
+    detail = (
+        "root of a user namespace: no eBPF, and socket buffers of rmem_max at most" if rootless.inside() else "root"
+    )
+    return Check(True, detail, needed=True)
+
+
+def _rootless() -> Check:
+    """For whoever called sudo: whether `run` works without it, on links of netem."""
+    user = User.caller()
+    if user.uid == 0 and not rootless.inside():
+        return Check(False, "not tried: root needs no user namespace", "Call doctor as the user who would run without.")
+    try:
+        return Check(True, "this is one" if rootless.inside() else rootless.attempt(user))
+    except Unavailable as error:
+        return Check(False, error.what.removeprefix("rootless: "), error.remedy)
 
 
 def _program() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -20,8 +22,12 @@ def doctor(
     json: options.Json = False, debug: options.Debug = False, state_dir: options.StateDir = options.STATE_DIR
 ) -> int:
     """Try everything that a run may need, for real, and say what to do where it does not work."""
-    from netem import preflight
+    from netem import preflight, rootless
+    from netem.kernel.errors import Unavailable
 
+    if os.geteuid() != 0:
+        with contextlib.suppress(Unavailable):  # the check of that name says why
+            rootless.enter()
     checks = preflight.doctor(state_dir)
     lacking = missing(checks)
     if json:

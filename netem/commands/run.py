@@ -49,10 +49,17 @@ def run(
     debug: options.Debug = False,
     state_dir: options.StateDir = options.STATE_DIR,
 ) -> int:
-    """Run a scenario: build the lab, train in it while losses hit the chosen iterations, save and show the results."""
+    """Run a scenario: build the lab, train in it while losses hit the chosen iterations, save and show the results.
+
+    Without root it runs in a user namespace where the system allows that, on links of netem alone.
+    """
     from netem.spec import load_scenario
 
     loaded = load_scenario(scenario, options.overrides(set_, seed))
+    if os.geteuid() != 0 and not dry_run:
+        from netem import rootless
+
+        rootless.enter()  # before numpy, which makes threads
     from netem import experiment
 
     experiment.check(loaded)

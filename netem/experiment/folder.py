@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, TextIO
 
 import psutil
 
+from netem import rootless
 from netem.kernel.user import User
 from netem.spec import Scenario, resolved_yaml
 
@@ -148,5 +149,6 @@ def machine() -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
+        "rootless": rootless.inside(),
         "memory_bytes": psutil.virtual_memory().total,
     }

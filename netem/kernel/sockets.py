@@ -12,12 +12,20 @@ SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 
 
 def set_buffers(sock: socket.socket, rcvbuf_bytes: int, sndbuf_bytes: int) -> None:
-    """Set both buffers and read them back. The kernel doubles the numbers: half is its own book-keeping."""
+    """Set both buffers and read them back. The kernel doubles the numbers: half is its own book-keeping.
+
+    The root of a user namespace may not exceed rmem_max and wmem_max: there the buffers are as large as these allow,
+    and a receiver advertises what it got.
+    """
     for force, plain, wanted in (
         (SO_RCVBUFFORCE, socket.SO_RCVBUF, rcvbuf_bytes),
         (SO_SNDBUFFORCE, socket.SO_SNDBUF, sndbuf_bytes),
     ):
-        sock.setsockopt(socket.SOL_SOCKET, force, wanted)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, force, wanted)
+        except PermissionError:
+            sock.setsockopt(socket.SOL_SOCKET, plain, wanted)
+            continue
         found = sock.getsockopt(socket.SOL_SOCKET, plain)
         if found < wanted:
             raise KernelError(f"set a socket buffer to {wanted} bytes", detail=f"reads back {found}")

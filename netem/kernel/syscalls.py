@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
-CLONE_NEWNET = 0x40000000  # linux/sched.h
-MS_BIND, MS_REC, MS_SHARED = 0x1000, 0x4000, 0x100000  # linux/mount.h
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
+MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 0x1000, 0x4000, 0x40000, 0x100000  # linux/mount.h
 MNT_DETACH = 2
 
 
@@ -30,9 +30,10 @@ def unshare(flags: int) -> None:
     _checked(_libc().unshare(flags), "unshare")
 
 
-def mount(source: str, target: str, flags: int) -> None:
-    """mount(2) of type `none`."""
-    _checked(_libc().mount(source.encode(), target.encode(), b"none", ctypes.c_ulong(flags), None), f"mount {target}")
+def mount(source: str, target: str, flags: int, *, kind: str = "none") -> None:
+    """mount(2) without options."""
+    arguments = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), None)
+    _checked(_libc().mount(*arguments), f"mount {target}")
 
 
 def umount(target: str, flags: int = MNT_DETACH) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from netem import rootless
 from netem.cli import main
 from netem.commands import files
 from netem.commands.interrupt import interruptible
@@ -222,6 +223,10 @@ def test_dry_run_needs_no_privileges_and_builds_nothing(
     assert not out.exists()
 
 
+def _refused() -> None:
+    raise Unavailable("rootless: make a user namespace: Operation not permitted", rootless.REMEDY)
+
+
 @pytest.mark.parametrize(
     "arguments", [["run", "burst90"], ["up", "star3"], ["exec", "worker1", "--", "true"], ["down"], ["clean"]]
 )
@@ -229,6 +234,7 @@ def test_without_root_status_4_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    monkeypatch.setattr(rootless, "enter", _refused)
     monkeypatch.chdir(tmp_path)
     at = 1 if arguments[0] == "exec" else len(arguments)
     arguments = [*arguments[:at], "--state-dir", str(tmp_path / "state"), *arguments[at:]]

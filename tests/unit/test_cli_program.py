@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from netem import cli
+from netem import cli, rootless
 from netem.cli import main
 from netem.commands import doctor, failure
+from netem.kernel.errors import Unavailable
 from netem.preflight import Check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,8 @@ def test_the_app_can_be_built_twice() -> None:
 
 LEAN = """
 import sys
+from netem import rootless
+from netem.kernel.errors import Unavailable
 from netem.cli import main
 status = main(sys.argv[1:])
 heavy = {"torch", "pyroute2", "matplotlib", "scapy"} & set(sys.modules)
@@ -94,10 +97,15 @@ def test_doctor_needs_privileges_and_one_backend() -> None:
     assert doctor.missing(_checks(privileges=False, bpf=False, netem=False)) == ["privileges"]
 
 
+def _refused() -> None:
+    raise Unavailable("rootless: refused", rootless.REMEDY)
+
+
 def test_doctor_without_root(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    monkeypatch.setattr(rootless, "enter", _refused)
     assert main(["doctor", "--state-dir", str(tmp_path)]) == 4
     text = capsys.readouterr().out
     assert "sudo" in text
