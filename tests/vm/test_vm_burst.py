@@ -61,3 +61,10 @@ def test_rounds_end_well_and_feel_the_delay(rows: list[dict[str, str]]) -> None:
     for row in rows:
         burst = int(row["iteration"]) == BURST
         assert int(row["passes"]) > 10 if burst else int(row["passes"]) == 1
+
+
+@pytest.mark.check("rootless_run")
+def test_without_root(measured: dict[str, Any]) -> None:
+    """The same run by a user who is not root: faithful (status 0), and all that is left belongs to that user."""
+    assert measured["status"] == 0, measured["output"]
+    assert measured["owners"] == [65534]
