@@ -10,7 +10,8 @@ The caller takes batches of chunks and sends them, hands in what the receiver an
 | ABORTED  | no batch           | ignored (stale)   | ignored  | ignored          | ignored  |
 
 A chunk counts as lost only when a bitmap misses it that answers a probe sent after the chunk's last transmission.
-So nothing is sent again while it may still be on its way, whether or not the sender waits for its probes.
+So nothing is sent again while it may still be on its way, whether or not the sender waits for its probes: except,
+pipelined and on a long path, where nothing else is left to send (dblp/early.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from enum import Enum
 import numpy as np
 
 from dblp.chunks import BoolArray, IntArray, unpack_bits
+from dblp.early import lacking, silent
 from dblp.errors import LocalProtocolError, PeerProtocolError
 from dblp.wire import Bitmap, Probe, Stop
 
@@ -29,6 +31,8 @@ FIRST_REPROBE_S = 0.05
 """Before any round trip has been measured."""
 REPROBE_GROWTH, REPROBE_GROWTH_STEPS = 1.25, 10
 RTT_GROWTH = 1.05
+LONG_PATH, PROBES_UNDER_WAY = 2, 8
+"""A path is long where a round trip holds so many overruns; near the end so many probes are under way on it."""
 PACE_QUANTUM_S, PACE_SLACK_S = 0.001, 0.02
 """A paced sender sends so much at once, and makes up for being late by so much: timers and cores are not exact."""
 
@@ -119,11 +123,17 @@ class Sender:
         self._times_sent = np.zeros(chunks, np.int64)
         self._often = False  # whether some chunk was sent as often as the pass field can count
         self._last_sent = np.full(chunks, -1, np.int64)
+        self._unanswered: IntArray = np.empty(0, np.int64)  # sequences of the datagrams under way, in order
+        self._missing = np.ones(chunks, np.bool_)  # by the last answer
+        self._share = 0.0  # of what was sent, what had arrived by the last answer
+        self._silent = (0, 0)  # datagrams and chunks that do not count in it
+        self._repeated_early = False
         self._queued = np.ones(chunks, np.bool_)
         # What is to be sent, up to `_at` taken already: taking is two slices, the books follow in `_settle`.
         self._queue: IntArray = order
         self._queue_passes = np.zeros(chunks, np.int64)
         self._at = 0
+        self._early = False  # the queue is of chunks that may be under way
         self._effects: list[SendProbe] = []
 
     @property
@@ -167,8 +177,9 @@ class Sender:
         taken = self._queue[: self._at]
         if len(taken):
             self._last_sent[taken] = np.arange(self.sent - len(taken), self.sent)
-            self._times_sent[taken] += 1
+            self._times_sent[taken] = self._queue_passes[: self._at] + 1  # of several copies the last one counts
             self._queued[taken] = False
+            self._unanswered = np.concatenate([self._unanswered, taken])
             self._queue, self._queue_passes, self._at = self._queue[self._at :], self._queue_passes[self._at :], 0
 
     def _ahead(self, now: float) -> int:
@@ -179,22 +190,60 @@ class Sender:
         """
         if self._may_end is None or self.path_rtt_s is None or self._began is None:
             return len(self._queue)
-        in_flight = self.path_rtt_s * self.sent / (now - self._began) if now > self._began else 0.0
-        return max(0, self._may_end + self.overrun + int(in_flight) - self.sent)
+        return max(0, self._may_end + self.overrun + self._in_flight(now) - self.sent)
+
+    def _in_flight(self, now: float) -> int:
+        """Datagrams that a round trip of the path holds, at the rate of this round; 0 where it is not known."""
+        if not self.path_rtt_s or self._began is None or now <= self._began:
+            return 0
+        return int(self.path_rtt_s * self.sent / (now - self._began))
+
+    def _long(self, now: float) -> bool:
+        """Whether to wait for answers would cost more than to repeat what may be under way."""
+        return self.pipelined and not self.pass_overhead_s and self._in_flight(now) >= max(1, LONG_PATH * self.overrun)
 
     def _probe_when_due(self, now: float) -> None:
+        if self._at >= len(self._queue):
+            self._repeat_early(now)
         if self._at >= len(self._queue) or self.sent - self._answered >= self.window:
             if self._outstanding is None or self._outstanding.sent < self.sent:
                 self._probe(now)
             self.state = SenderState.WAITING
             return
         unasked = self._may_end is not None and self._probed < self._may_end <= self.sent
-        due = self.pipelined and self._outstanding is None and self.sent - self._answered >= self.probe_every
         blocked = not self._ahead(now)
-        if unasked or due or (blocked and self._outstanding is None):
+        if unasked or self._due_probe(now) or (blocked and self._outstanding is None):
             self._probe(now)
         if blocked:
             self.state = SenderState.WAITING
+
+    def _due_probe(self, now: float) -> bool:
+        """Whether enough was sent since the last answer; on a long path, since the last probe."""
+        if not self.pipelined:
+            return False
+        if not self._long(now):
+            return self._outstanding is None and self.sent - self._answered >= self.probe_every
+        every, in_flight = min(self.probe_every, max(1, self.window // 4)), self._in_flight(now)
+        if len(self._queue) - self._at < 2 * in_flight:  # before the next answer there may be nothing left to send
+            every = min(every, max(self.overrun, in_flight // PROBES_UNDER_WAY))
+        return self.sent - max(self._answered, self._probed) >= every
+
+    def _repeat_early(self, now: float) -> None:
+        """Nothing is left but chunks under way. On a long path the missing ones are sent again, those first that
+        were sent the longest time ago, until the round is likely to end by what is under way."""
+        if self.need is None or not self._long(now):
+            return
+        self._settle()
+        missing = np.flatnonzero(self._missing)
+        to_go = max(1, self.need - (len(self.order) - len(missing)))
+        copies = np.bincount(self._unanswered, minlength=len(self.order))[missing]
+        count = lacking(copies, to_go, 1.0 - self._share, min(self._in_flight(now), self.window))
+        if count:
+            missing = missing[np.argsort(self._last_sent[missing], kind="stable")]
+            self._queue = np.resize(missing, count)
+            self._queue_passes = self._times_sent[self._queue] + np.arange(count) // len(missing)
+            self._often = bool(self._queue_passes.max() > MAX_PASS)
+            self._early = self._repeated_early = True
 
     def _probe(self, now: float) -> None:
         self._outstanding = Probe(self.round, self.direction, self.probes, self.sent)
@@ -219,6 +268,7 @@ class Sender:
         if bitmap.probe >= self.probes or not self._answered <= bitmap.sent <= self.sent:
             raise PeerProtocolError(f"round {self.round}: bitmap for probe {bitmap.probe}, {self.probes} were sent")
         received = self._unpack(bitmap.bits)
+        self._close(received, bitmap.sent)
         self._answered_probe, self._answered = bitmap.probe, bitmap.sent
         if self._outstanding is not None and bitmap.probe == self._outstanding.probe:
             self._outstanding = None
@@ -226,18 +276,30 @@ class Sender:
         self._foresee(int(np.count_nonzero(received)), bitmap.sent)
         self._requeue(received, bitmap.sent, now)
 
+    def _close(self, received: BoolArray, sent: int) -> None:
+        """The first `sent` datagrams are answered."""
+        self._settle()
+        answered, self._unanswered = np.split(self._unanswered, [sent - self._answered])
+        if self._repeated_early:
+            datagrams, chunks = silent(answered, self._missing, received)
+            self._silent = self._silent[0] + datagrams, self._silent[1] + chunks
+        self._missing = ~received
+
     def _foresee(self, delivered: int, sent: int) -> None:
         """From how many datagrams on the round may be over, after `delivered` of `sent`: two standard deviations
         before it is to be expected, and never before the fewest that can complete it."""
         if self.need is None:
             return
         to_go = max(1, self.need - delivered)
-        share = min(1.0, delivered / sent) if sent else 1.0  # the answer may count chunks behind its probe
+        telling, came = sent - self._silent[0], delivered - self._silent[1]
+        self._share = share = min(1.0, came / telling) if telling else 1.0  # it may count chunks behind its probe
         soon = to_go - 2 * (to_go * (1 - share)) ** 0.5
         self._may_end = sent + max(to_go, int(soon / share) if share else len(self.order))
 
     def _requeue(self, received: BoolArray, sent: int, now: float) -> None:
-        self._settle()
+        if self._early:  # what has not gone out of them is chosen anew
+            self._queue, self._queue_passes = self._queue[:0], self._queue_passes[:0]
+            self._early = False
         waiting = self._queue[~received[self._queue]]
         lost = ~received & ~self._queued & (self._last_sent >= 0) & (self._last_sent < sent)
         if not self.pipelined and (len(waiting) or sent < self.sent):
@@ -250,6 +312,8 @@ class Sender:
         self._often = bool(self._queue_passes.max(initial=0) > MAX_PASS)
         if len(again) and not len(waiting) and self.pass_overhead_s:
             self._resume_at = now + self.pass_overhead_s
+        if not len(self._queue):
+            self._repeat_early(now)
         if len(self._queue) and self.sent - self._answered < self.window:
             self.state = SenderState.SENDING
         elif self._outstanding is None and self.sent > self._answered:
@@ -292,10 +356,17 @@ class Sender:
     def packets_at(self, stop: Stop) -> int:
         """Datagrams sent up to the transmission that completed the round.
 
-        Exact unless that chunk was sent again after it arrived, which only a reordering network can cause.
+        Exact unless that transmission was overtaken by an answered probe and the chunk was sent again, which only a
+        reordering network can cause: then the last one counts.
         """
         self._settle()
-        return int(self._last_sent[stop.sequence]) + 1 if stop.sequence < len(self.order) else self.sent
+        if stop.sequence >= len(self.order):
+            return self.sent
+        later = int(self._times_sent[stop.sequence]) - 1 - stop.pass_
+        places = np.flatnonzero(self._unanswered == stop.sequence)
+        if 0 < later < len(places):
+            return self._answered + int(places[-1 - later]) + 1
+        return int(self._last_sent[stop.sequence]) + 1
 
     def _reprobe_after(self) -> float:
         """Twice the round-trip time, and longer with every repetition: the receiver may just be busy."""

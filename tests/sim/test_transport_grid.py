@@ -10,7 +10,7 @@ import pytest
 
 from dblp.chunks import send_order
 from dblp.receiver import Receiver, ReceiverState
-from dblp.sender import Sender
+from dblp.sender import LONG_PATH, Sender
 from dblp.wire import Stop
 from netem.analysis import oracle
 from tests.sim.virtual_network import UP, Conditions, Observed, Protocol, VirtualNetwork
@@ -19,7 +19,7 @@ CHUNKS = 150
 SMALL_WINDOW = 48
 LOSS = (0.0, 0.1, 0.6, 0.8, 0.9)
 TOLERANCE = (0.0, 0.008, 0.408)
-NETWORKS = tuple(itertools.product((0.0, 0.2), (0.0, 0.2), (0.0, 0.001, 0.010)))
+NETWORKS = tuple(itertools.product((0.0, 0.2), (0.0, 0.2), (0.0, 0.0005, 0.001, 0.010)))
 """(reordered share, duplicated share, one-way delay in seconds)"""
 RARE = 1e-9
 
@@ -67,8 +67,23 @@ def check_always(
     assert len(seen.transmissions) == len(set(seen.transmissions)) == sender.sent  # no (sequence, pass) twice
     passes = np.array([pass_ for _, pass_ in seen.transmissions])
     assert sender.passes == passes.max() + 1
-    if not conditions.duplicate_ratio and not conditions.reorder_ratio:
+    if protocol.pipelined and is_long(conditions, protocol):
+        check_repeats(sender, receiver, conditions, protocol)
+    elif not conditions.duplicate_ratio and not conditions.reorder_ratio:
         assert receiver.duplicate == seen.wasted == seen.too_early == 0
+    if not conditions.reorder_ratio and receiver.completing is not None:
+        assert sender.packets_at(stop_of(sender)) == seen.transmissions.index(receiver.completing) + 1
+
+
+def is_long(conditions: Conditions, protocol: Protocol) -> bool:
+    """Whether a round trip holds so much that chunks under way may be repeated: two overruns of two batches each."""
+    return conditions.rtt_s * conditions.rate_hz >= LONG_PATH * 2 * protocol.batch
+
+
+def check_repeats(sender: Sender, receiver: Receiver, conditions: Conditions, protocol: Protocol) -> None:
+    """What is repeated early fills otherwise idle time near the end: two round trips (or windows) and a quarter."""
+    needed = oracle.Packets(receiver.need, conditions.loss_ratio).interval(1 - RARE)[1]
+    assert sender.sent <= 1.25 * needed + 2 * min(conditions.rtt_s * conditions.rate_hz, protocol.window)
 
 
 def check_overshoot(sender: Sender, conditions: Conditions, protocol: Protocol) -> None:

@@ -177,6 +177,62 @@ def test_sender_runs_ahead_as_far_as_a_round_trip_holds() -> None:
     assert len(taken(unknown, limit=150)) == 150  # nothing to hold it back by
 
 
+def on_a_long_path(**options: Any) -> Sender:
+    """100 chunks, 90 are enough; 100 datagrams a second, of which a round trip holds 50: more than two overruns."""
+    options = {"need": 90, "overrun": 10, "path_rtt_s": 0.5, "pipelined": True, **options}
+    return make(chunks=100, **options)
+
+
+def test_what_is_missing_goes_out_again_on_a_long_path_the_longest_unsent_first() -> None:
+    sender = on_a_long_path()
+    for now in range(4):
+        assert len(taken(sender, 10 + now / 4, 25)) == 25
+    assert sender.state is SenderState.WAITING  # before any answer it does not know that anything is lost
+    probe = sender.effects()[0].probe
+    sender.on_bitmap(bitmap(probe.probe, 50, *range(20), chunks=100), 11.0)
+    assert taken(sender, 11.0, 30) == list(range(20, 50))  # these are lost
+    batch = sender.take(11.25, 30)  # nothing else to send: the others may be under way
+    assert batch is not None
+    assert batch.sequences.tolist() == list(range(50, 80))
+    assert set(batch.passes.tolist()) == {1}
+    sender.on_bitmap(bitmap(probe.probe + 1, 100, *range(20), *range(50, 75), chunks=100), 11.5)
+    assert taken(sender, 11.5, 64) == list(range(80, 100))  # 75 to 79 were sent again, and are not lost for sure
+
+
+@pytest.mark.parametrize(
+    "options", [{"path_rtt_s": 0.1}, {"pass_overhead_s": 0.01}, {"path_rtt_s": None}, {"need": None}]
+)
+def test_nothing_under_way_is_repeated_where_the_path_is_not_long(options: dict[str, Any]) -> None:
+    sender = on_a_long_path(**options)
+    for now in range(4):
+        taken(sender, 10 + now / 4, 25)
+    while (probes := sender.effects()) and probes[-1].probe.sent < 100:
+        sender.on_bitmap(bitmap(probes[-1].probe.probe, probes[-1].probe.sent, *range(20), chunks=100), 10.9)
+        taken(sender, 10.9, 25)
+    sent = [*taken(sender, 11.0, 200), *taken(sender, 11.25, 200)]
+    assert len(sent) == len(set(sent))
+    assert sender.sent - 100 <= 30
+    assert sender.passes <= 2
+
+
+def test_packets_up_to_a_transmission_that_was_not_the_last_of_its_chunk() -> None:
+    sender = on_a_long_path(window=200)
+    for now in range(4):
+        taken(sender, 10 + now / 4, 25)
+    probe = sender.effects()[0].probe.probe
+    sender.on_bitmap(bitmap(probe, 50, *range(30), chunks=100), 11.0)
+    assert taken(sender, 11.0, 20) == list(range(30, 50))
+    assert taken(sender, 11.0, 5)[:3] == [50, 51, 52]
+
+    def completed_by(sequence: int, pass_: int) -> Stop:
+        return Stop(ROUND, UP, 0, sequence, pass_, 90, bits(100))
+
+    assert sender.packets_at(completed_by(50, 0)) == 51
+    assert sender.packets_at(completed_by(50, 1)) == 121
+    assert sender.packets_at(completed_by(52, 1)) == 123
+    assert sender.packets_at(completed_by(7, 0)) == 8
+
+
 def test_answer_that_counts_chunks_behind_its_probe_is_no_loss_below_zero() -> None:
     sender = make(chunks=100, need=90, overrun=10, path_rtt_s=0.0, pipelined=True, probe_every=10)
     taken(sender, limit=10)
