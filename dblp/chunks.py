@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
+from dblp.dtypes import FLOAT32, WireArray, WireDtype
+
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -29,10 +31,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """How `values` float32 numbers are cut into chunks of `chunk_values` numbers; the last one may be shorter."""
+    """How `values` numbers are cut into chunks of `chunk_values` numbers; the last one may be shorter.
+
+    On the wire they have the format `dtype`; sums are float32 whatever it is.
+    """
 
     values: int
     chunk_values: int
+    dtype: WireDtype = FLOAT32
 
     @property
     def chunks(self) -> int:
@@ -43,16 +49,34 @@ class Layout:
         """Numbers in the last chunk, 1..chunk_values."""
         return self.values - (self.chunks - 1) * self.chunk_values
 
-    def matrix(self) -> FloatArray:
-        """A zeroed buffer of shape (chunks, chunk_values); what lies behind `values` stays zero."""
-        return np.zeros((self.chunks, self.chunk_values), np.float32)
+    @property
+    def chunk_bytes(self) -> int:
+        """Payload of a full chunk."""
+        return self.chunk_values * self.dtype.value_bytes
 
-    def spread(self, flat: FloatArray, out: FloatArray) -> None:
-        """Copies numbers (values,) into their chunks, `out` (chunks, chunk_values), which need not be contiguous."""
+    @property
+    def last_bytes(self) -> int:
+        """Payload of the last chunk."""
+        return self.last_values * self.dtype.value_bytes
+
+    def matrix(self) -> WireArray:
+        """A zeroed buffer of shape (chunks, chunk_values), as on the wire; what lies behind `values` stays zero."""
+        return np.zeros((self.chunks, self.chunk_values), self.dtype.storage)
+
+    def spread(self, flat: FloatArray, out: WireArray) -> int:
+        """Rounds numbers (values,) into their chunks, `out` (chunks, chunk_values), which need not be contiguous.
+
+        How many finite numbers were beyond the largest that the wire's format has.
+        """
         full = self.values // self.chunk_values
-        out[:full] = flat[: full * self.chunk_values].reshape(full, self.chunk_values)
+        saturated = self.dtype.encode(flat[: full * self.chunk_values].reshape(full, self.chunk_values), out[:full])
         if full < self.chunks:
-            out[-1, : self.last_values] = flat[full * self.chunk_values :]
+            saturated += self.dtype.encode(flat[full * self.chunk_values :], out[-1, : self.last_values])
+        return saturated
+
+    def collect(self, wire: WireArray, flat: FloatArray) -> None:
+        """Inverse of spread: the numbers of contiguous chunks, exactly."""
+        self.dtype.decode_into(wire.reshape(-1)[: self.values], flat)
 
     def required(self, tensors: Sequence[TensorSpec], patterns: Sequence[str]) -> BoolArray | None:
         """Chunks that hold a part of a tensor whose name matches a pattern; None where there is none."""

@@ -51,6 +51,8 @@ class Profile:
     """Fixed cost added to every pass, to emulate an implementation that is slow between passes."""
     pace_bps: float = 0.0
     """Rate of each sender to one peer, in bits of IP packets a second; 0: as fast as it can."""
+    wire_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Number format of gradients and mean in packets. Sums are float32 whatever it is."""
     on_deadline: Literal["skip", "accept"] = "skip"
     """At the round deadline: all workers skip the step, or the mean is taken of what has arrived."""
 

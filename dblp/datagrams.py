@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dblp import mmsg
-from dblp.chunks import FloatArray, IntArray, Layout
+from dblp.chunks import IntArray, Layout
+from dblp.dtypes import WireArray
 from dblp.errors import ConnectError, RoundTimeout
 from dblp.io import clock, wait
 from dblp.sender import Batch
@@ -59,18 +60,18 @@ class PacketBuffer:
         rows: uint8 (chunks, bytes of a datagram); of a shorter last chunk the row ends in zeros.
         flat: the same bytes as one memoryview.
         round: what `address` has written.
-        values: the payloads, float32 (chunks, chunk_values); shares the memory of `rows`, so it is not contiguous.
+        values: the payloads, (chunks, chunk_values); shares the memory of `rows`, so it is not contiguous.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.rows = np.zeros((layout.chunks, HEADER_BYTES + 4 * layout.chunk_values), np.uint8)
+        self.rows = np.zeros((layout.chunks, HEADER_BYTES + layout.chunk_bytes), np.uint8)
         self.flat = self.rows.reshape(-1).data
-        self.values: FloatArray = self.rows.view("<f4")[:, HEADER_BYTES // 4 :]
+        self.values: WireArray = self.rows.view(layout.dtype.storage)[:, HEADER_BYTES // layout.dtype.value_bytes :]
         self._headers = headers_of(self.rows)
         self._headers["sequence"] = np.arange(layout.chunks)
-        self._headers["length"] = 4 * layout.chunk_values
-        self._headers["length"][-1:] = 4 * layout.last_values
+        self._headers["length"] = layout.chunk_bytes
+        self._headers["length"][-1:] = layout.last_bytes
         self.round, self._addressed = 0, (-1, -1)
 
     def address(self, session: int, round_: int) -> None:
@@ -139,7 +140,7 @@ class DataSocket:
         self, sock: socket.socket, layout: Layout, session: int, *, offload: bool = True, peer: str = "the peer"
     ) -> None:
         self.sock, self.layout, self.session, self.peer = sock, layout, session, peer
-        self.stride = HEADER_BYTES + 4 * layout.chunk_values
+        self.stride = HEADER_BYTES + layout.chunk_bytes
         self.counts = DataCounts()
         self.drained = True
         self.segments = max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // self.stride))
@@ -164,7 +165,7 @@ class DataSocket:
         """Views and constants with which `receive` recognises a usual batch."""
         self._headers = headers_of(self._buffer)
         self._pairs = self._buffer[:, :HEADER_BYTES].view(_PAIR)[:, 0]
-        self._bodies = self._buffer.view("<f4")[:, HEADER_BYTES // 4 :]
+        self._bodies = self._buffer.view(self.layout.dtype.storage)[:, HEADER_BYTES // self.layout.dtype.value_bytes :]
         self._slot_rows = np.arange(slots, dtype=np.int64) * self._per_slot
         self._steps = np.arange(len(self._buffer), dtype=np.int64)
         self._full_lengths = np.full(slots, self.stride, np.uint32).tobytes()
@@ -209,7 +210,7 @@ class DataSocket:
                 self._send_rows(flat, 0, count, stride, deadline)
                 return count * stride
             cut = int(last.argmax()) + 1  # a shorter segment can only be the last of its super-packet
-            last_bytes = HEADER_BYTES + 4 * self.layout.last_values
+            last_bytes = HEADER_BYTES + self.layout.last_bytes
             self._send_rows(flat, 0, cut, last_bytes, deadline)
             self._send_rows(flat, cut, count, stride, deadline)
             return (count - 1) * stride + last_bytes
@@ -336,7 +337,7 @@ class DataSocket:
         self.counts.foreign += int(whole.sum() - ours.sum())
         rows, row_bytes, headers = rows[ours], row_bytes[ours], headers[ours]
         sequences = headers["sequence"].astype(np.int64)
-        expected = np.where(sequences == self.layout.chunks - 1, self.layout.last_values, self.layout.chunk_values) * 4
+        expected = np.where(sequences == self.layout.chunks - 1, self.layout.last_bytes, self.layout.chunk_bytes)
         sound = (
             (sequences < self.layout.chunks) & (headers["length"] == expected) & (row_bytes == expected + HEADER_BYTES)
         )
@@ -347,7 +348,7 @@ class DataSocket:
             self.counts.other_round[int(other)] = self.counts.other_round.get(int(other), 0) + int(count)
         return Received(rows[valid], sequences[valid], headers["pass"][valid].astype(np.int64))
 
-    def store(self, received: Received, chosen: IntArray, values: FloatArray) -> None:
+    def store(self, received: Received, chosen: IntArray, values: WireArray) -> None:
         """Copies the payload of the chosen positions of a batch to their chunks in `values` (chunks, chunk_values)."""
         sequences, rows = received.sequences, received.rows
         if len(chosen) < len(rows):
@@ -356,4 +357,4 @@ class DataSocket:
             part = slice(start, start + STORE_ROWS)
             values[sequences[part]] = self._bodies[rows[part]]
         if self._short:
-            values[-1, self.layout.last_values :] = 0.0  # the row behind a short chunk holds older bytes
+            values[-1, self.layout.last_values :] = 0  # the row behind a short chunk holds older bytes

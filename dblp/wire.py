@@ -1,12 +1,12 @@
 """The wire format, version 1: UDP chunk header and TCP control frames. The only place that knows byte layouts.
 
-Chunk datagram: header of 16 bytes in network byte order, then little-endian float32 values.
+Chunk datagram: header of 16 bytes in network byte order, then little-endian values: float32, float16 or bfloat16.
 
     offset 0   session   u32   random for each run; a datagram of another run is dropped and counted
     offset 4   round     u32   number of the collective operation
     offset 8   sequence  u32   number of the chunk inside the round
     offset 12  pass      u16   how often this chunk was sent before (0 = first transmission)
-    offset 14  length    u16   payload bytes, a multiple of 4
+    offset 14  length    u16   payload bytes
 
 Control frame over TCP: body length u32, version u8, type u8, body. The same frame behind a session u32 is a hint
 datagram.
@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dblp.dtypes import FLOAT32, WireDtype
 from dblp.errors import LocalProtocolError, PeerProtocolError
 
 VERSION = 1
@@ -38,9 +39,12 @@ DIRECTIONS = ("up", "down")
 """up: workers to server; down: server to workers. The index is the direction's number on the wire."""
 
 
-def chunk_values(mtu: int, ip_version: int = 4) -> int:
-    """float32 values in a chunk that fills one packet: 364 at MTU 1500 over IPv4."""
-    return (mtu - IP_UDP_BYTES[ip_version] - HEADER_BYTES) // 4
+def chunk_values(mtu: int, ip_version: int = 4, dtype: WireDtype = FLOAT32) -> int:
+    """Values in a chunk that fills one packet: 364 float32 at MTU 1500 over IPv4, twice as many of 16 bits.
+
+    The payload is a multiple of 4 bytes, the same for every format.
+    """
+    return (mtu - IP_UDP_BYTES[ip_version] - HEADER_BYTES) // 4 * 4 // dtype.value_bytes
 
 
 # Ports, as offsets from the control port (MASTER_PORT); `rank` is that of the worker.

@@ -16,6 +16,7 @@ import numpy as np
 from dblp.chunks import TensorSpec
 from dblp.config import Config
 from dblp.data import seed_words
+from dblp.dtypes import DTYPES
 from dblp.options import ReplayOptions, TrainOptions, options_from
 from dblp.reducer import EpochRow, Reduced, Reducer, Vector
 from dblp.wire import chunk_values
@@ -48,7 +49,8 @@ def workload_from(config: Config, rank: int, world_size: int) -> Workload:
     """Build the job of worker `rank`. Imports torch for training. Raises ConfigError."""
     options = options_from(config)
     if isinstance(options, ReplayOptions):
-        return Replay(options, seed=config.seed, rank=rank, chunk_values=chunk_values(config.mtu))
+        values = chunk_values(config.mtu, dtype=DTYPES[config.profile.wire_dtype])
+        return Replay(options, seed=config.seed, rank=rank, chunk_values=values)
     return Training(options, seed=config.seed, rank=rank, world_size=world_size)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dblp.chunks import FloatArray, need, send_order
+from dblp.chunks import need, send_order
 from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
 from dblp.config import Config
 from dblp.datagrams import DataSocket, PacketBuffer
+from dblp.dtypes import WireArray
 from dblp.errors import RoundTimeout
 from dblp.io import clock, path_rtt_s
 from dblp.receiver import Receiver, ReceiverState
@@ -139,7 +140,7 @@ class ReceiveLoop:
         told: the stop that the sender has been told, or None.
     """
 
-    def __init__(self, link: Link, machine: Receiver, values: FloatArray, watch: Watch, *, quiet: bool = False) -> None:
+    def __init__(self, link: Link, machine: Receiver, values: WireArray, watch: Watch, *, quiet: bool = False) -> None:
         self.link, self.machine, self.values, self.watch = link, machine, values, watch
         self.quiet = quiet
         self.data = _data(link)

@@ -13,6 +13,7 @@ from typing import Any
 
 from dblp.chunks import Layout, TensorSpec
 from dblp.config import Config, Env
+from dblp.dtypes import DTYPES
 from dblp.errors import ConnectError, HandshakeError, PeerProtocolError
 from dblp.io import Control, clock, wait
 from dblp.wire import Frame, Hello, Refuse, Welcome, chunk_values
@@ -32,10 +33,11 @@ class Terms:
 
     @classmethod
     def of(cls, config: Config, tensors: Sequence[TensorSpec]) -> Terms:
-        layout = Layout(sum(tensor.size for tensor in tensors), chunk_values(config.mtu))
+        dtype = DTYPES[config.profile.wire_dtype]
+        layout = Layout(sum(tensor.size for tensor in tensors), chunk_values(config.mtu, dtype=dtype), dtype)
         terms = {
             "tensors": [[tensor.name, list(tensor.shape)] for tensor in tensors],
-            "dtype": "float32",
+            "dtype": dtype.name,
             "chunks": layout.chunks,
             "chunk_values": layout.chunk_values,
             "transport": dict(config.transport),
@@ -50,7 +52,7 @@ class Terms:
         try:
             raw = json.loads(text)
             tensors = tuple(TensorSpec(str(name), tuple(map(int, shape))) for name, shape in raw["tensors"])
-            layout = Layout(sum(tensor.size for tensor in tensors), int(raw["chunk_values"]))
+            layout = Layout(sum(tensor.size for tensor in tensors), int(raw["chunk_values"]), DTYPES[raw["dtype"]])
             if not tensors or layout.chunks != raw["chunks"]:
                 raise ValueError("chunk count and tensors do not fit")
         except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:

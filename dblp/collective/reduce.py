@@ -7,36 +7,42 @@ from collections.abc import Sequence
 import numpy as np
 
 from dblp.chunks import BoolArray, FloatArray
+from dblp.dtypes import FLOAT32, WireArray, WireDtype, blocks
 
-BLOCK_VALUES = 1 << 14
 
-
-def mean_into(out: FloatArray, gradients: Sequence[FloatArray], delivered: Sequence[BoolArray], mode: str) -> None:
+def mean_into(
+    out: WireArray,
+    gradients: Sequence[WireArray],
+    delivered: Sequence[BoolArray],
+    mode: str,
+    dtype: WireDtype = FLOAT32,
+) -> None:
     """Writes the mean of the workers' gradients (each (chunks, chunk_values), zero where not delivered) into `out`.
 
-    mode "delivered" divides each chunk by the number of workers that delivered it (nobody: zero), "all" by the number
-    of workers. Sums run in rank order, so the result is bit-repeatable.
+    Everything is of format `dtype`, sums are float32: the mean is rounded once, at the end. mode "delivered" divides
+    each chunk by the number of workers that delivered it (nobody: zero), "all" by the number of workers. Sums run in
+    rank order, so the result is bit-repeatable.
     """
-    np.copyto(out, gradients[0])
-    for gradient in gradients[1:]:
-        out += gradient
-    if mode == "all":
-        out /= np.float32(len(gradients))
-        return
-    count = np.sum(np.stack(delivered), axis=0, dtype=np.int64)
-    out /= np.maximum(count, 1).astype(np.float32)[:, None]
+    divisor = np.full(len(out), len(gradients), np.float32)
+    if mode == "delivered":
+        divisor[:] = np.maximum(np.sum(np.stack(delivered), axis=0, dtype=np.int64), 1)
+    for part in blocks(len(out), out[:1].size):
+        total = np.array(dtype.decode(gradients[0][part]))
+        for gradient in gradients[1:]:
+            total += dtype.decode(gradient[part])
+        total /= divisor[part, None]
+        dtype.encode(total, out[part])
 
 
-def norm(values: FloatArray) -> float:
+def norm(values: WireArray, dtype: WireDtype = FLOAT32) -> float:
     """L2 norm of all numbers, which need not lie contiguously, summed in float64 block by block.
 
     Not by BLAS: its threads would compete with the workers, and its result depends on the build.
     """
     total = 0.0
-    rows = max(1, BLOCK_VALUES // max(1, values[:1].size))
-    for start in range(0, len(values), rows):
-        part = values[start : start + rows].astype(np.float64).reshape(-1)
-        total += float(np.einsum("i,i->", part, part))
+    for part in blocks(len(values), values[:1].size):
+        block = dtype.decode(values[part]).astype(np.float64).reshape(-1)
+        total += float(np.einsum("i,i->", block, block))
     return float(np.sqrt(total))
 
 

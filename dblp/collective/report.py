@@ -110,6 +110,6 @@ def report_stream_received(
         tolerance=0.0,
         chunks=layout.chunks,
         need=layout.chunks,
-        delivered=-(-delivered_bytes // (4 * layout.chunk_values)),
+        delivered=-(-delivered_bytes // layout.chunk_bytes),
         outcome=outcome,
     )

@@ -28,6 +28,7 @@ from dblp.collective.reduce import divergence, mean_into, norm
 from dblp.collective.server_flow import BoundedServer, StreamServer, Uplink
 from dblp.config import Config, Env
 from dblp.datagrams import PacketBuffer
+from dblp.dtypes import WireArray
 from dblp.errors import ConnectError, DblpError, HandshakeError, PeerProtocolError
 from dblp.events import Events
 from dblp.io import Control, clock, receive_window
@@ -50,7 +51,7 @@ class Server:
         self.decision: Decision = self.policy.first()
         self.following: Decision = self.decision
         self.terms: Terms | None = None
-        self.mean: FloatArray = np.zeros((0, 0), np.float32)
+        self.mean: WireArray = np.zeros((0, 0), np.float32)
         self.packets: PacketBuffer | None = None  # what carries the mean, where that are datagrams
         self.data_connections = Connections()
         self.links: list[Link] = []
@@ -185,9 +186,11 @@ class Server:
         measured: float | None = None
         if not skipped:
             gradients = [uplinks[r].values for r in ranks]
-            mean_into(self.mean, gradients, [uplinks[r].received for r in ranks], self.config.profile.mean)
+            assert self.terms is not None
+            dtype = self.terms.layout.dtype
+            mean_into(self.mean, gradients, [uplinks[r].received for r in ranks], self.config.profile.mean, dtype)
             own = self.config.profile.norm == "workers"
-            measured = float(np.mean([uplinks[r].start.norm for r in ranks])) if own else norm(self.mean)
+            measured = float(np.mean([uplinks[r].start.norm for r in ranks])) if own else norm(self.mean, dtype)
         epoch_end = any(uplinks[r].start.epoch_end for r in ranks)  # a start may be missing in a skipped round
         self.following = self.policy.next(round_ + 1, epoch_end, measured)
         return skipped

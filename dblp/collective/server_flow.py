@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dblp.chunks import BoolArray, FloatArray, need
+from dblp.chunks import BoolArray, need
 from dblp.collective.bounded import DOWN, UP, ReceiveLoop, Sent, make_sender, send_round
 from dblp.collective.deadline import SharedDeadline
 from dblp.collective.link import Link
@@ -20,6 +20,7 @@ from dblp.collective.report import (
     report_stream_received,
 )
 from dblp.collective.stream import StreamBroken, StreamReceive, send_stream
+from dblp.dtypes import WireArray
 from dblp.errors import RoundTimeout
 from dblp.io import clock, socket_drops
 from dblp.receiver import Receiver, ReceiverState
@@ -38,7 +39,7 @@ class Uplink:
     """What one worker delivered in a round. `unusable`: nothing of it may go into the mean."""
 
     start: Start
-    values: FloatArray
+    values: WireArray
     received: BoolArray
     outcome: str
     unusable: bool = False
@@ -127,7 +128,7 @@ class BoundedServer:
         await_start(self.link, begin, deadline)
         if begin.other is not None:
             return begin.other
-        self.values[~machine.received] = 0.0  # older rounds' values
+        self.values[~machine.received] = 0  # older rounds' values
         outcome = "ok" if machine.state is ReceiverState.COMPLETE else "deadline"
         self._report(machine, goal, decision.phase, decision.tolerance, outcome)
         unusable = begin.start is None or begin.left

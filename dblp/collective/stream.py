@@ -5,10 +5,12 @@ from __future__ import annotations
 import select
 import socket
 
-from dblp.chunks import FloatArray
+import numpy as np
+
 from dblp.collective.bounded import Sent, Watch
 from dblp.collective.deadline import Deadline
 from dblp.collective.link import Link
+from dblp.dtypes import WireArray
 from dblp.errors import PeerProtocolError
 from dblp.io import clock, wait
 from dblp.wire import STREAM_HEADER_BYTES, Stop, encode_stream_header, parse_stream_header
@@ -19,13 +21,13 @@ class StreamBroken(Exception):
 
 
 def send_stream(
-    link: Link, sock: socket.socket, session: int, round_: int, direction: int, values: FloatArray, deadline: float
+    link: Link, sock: socket.socket, session: int, round_: int, direction: int, values: WireArray, deadline: float
 ) -> tuple[Sent, Stop | None]:
     """Sends the header and all values, then waits for the stop. (cost, None) when the deadline came first.
 
     Raises StreamBroken when the connection fails.
     """
-    payload = values.reshape(-1).data.cast("B")
+    payload = values.reshape(-1).view(np.uint8).data
     header = encode_stream_header(session, round_, len(payload))
     left = [memoryview(header), payload]
     sent = Sent(began_s=clock())
@@ -81,7 +83,7 @@ class StreamReceive:
         session: int,
         round_: int,
         direction: int,
-        values: FloatArray,
+        values: WireArray,
         watch: Watch,
     ) -> None:
         self.link, self.sock, self.session, self.watch = link, sock, session, watch
@@ -89,7 +91,7 @@ class StreamReceive:
         self.complete = False
         self.first_at: float | None = None
         self._header = bytearray()
-        self._payload = values.reshape(-1).data.cast("B")
+        self._payload = values.reshape(-1).view(np.uint8).data
         self._filled = 0
 
     def run(self, deadline: Deadline) -> None:

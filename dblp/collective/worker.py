@@ -15,6 +15,7 @@ from dblp.collective.link import Link, open_link
 from dblp.collective.reduce import norm
 from dblp.collective.worker_flow import BoundedWorker, StreamWorker
 from dblp.config import Config, Env
+from dblp.dtypes import FLOAT32, blocks
 from dblp.errors import DblpError, RoundTimeout
 from dblp.events import Events
 from dblp.io import Control, clock, receive_window
@@ -40,7 +41,8 @@ class Worker:
         self.env, self.config, self.events, self.terms, self.link = env, config, events, terms, link
         self.rank, self.round = env.rank, 0
         self.decision = Decision(welcome["phase"], float(welcome["tolerance"]), "told by the server")
-        self.residual = terms.layout.matrix() if config.profile.error_feedback else None
+        shape = terms.layout.chunks, terms.layout.chunk_values
+        self.residual = np.zeros(shape, np.float32) if config.profile.error_feedback else None
         flow_type: Any = StreamWorker if config.is_tcp else BoundedWorker
         self.flow: BoundedWorker | StreamWorker = flow_type(self, session, int(welcome["window"]))
 
@@ -90,23 +92,21 @@ class Worker:
 
         Raises PeerLost, RoundTimeout or HandshakeError with the server's reason when the run cannot go on.
         """
-        round_, values = self.round, self.terms.layout.values
+        round_, layout = self.round, self.terms.layout
         waited_s = self._gate(round_)
         self.link.advance(round_)
         limit = clock() + self.config.deadlines.round_s
-        gradient = self.flow.gradient
-        self.terms.layout.spread(flat, gradient)
-        start = Start(round_, norm(gradient), int(epoch_start_next))
+        saturated = self._pack(flat)
+        start = Start(round_, norm(flat), int(epoch_start_next))
         self.link.tell(start, limit)
         self.link.stand_by(start)
-        if self.residual is not None:
-            gradient += self.residual
         self.flow.send(round_)
         late = self.link.last_heard
         if late is not None and late.round == round_ - 1:  # the end of a round that this worker has left
             self.decision = told_by(late)
         end = self.flow.receive(round_)
-        self.flow.report(round_, waited_s, {"iteration": iteration, "bucket": 0, "epoch": epoch})
+        place = {"iteration": iteration, "bucket": 0, "epoch": epoch}
+        self.flow.report(round_, waited_s, place if layout.dtype is FLOAT32 else {**place, "saturated": saturated})
         reduced = Reduced(end is None or bool(end.skipped), self.decision.phase, self.decision.tolerance)
         if self.residual is not None:
             self._keep_residual(reduced.skipped)
@@ -114,8 +114,19 @@ class Worker:
             self.decision = told_by(end)
         self.round += 1
         if not reduced.skipped:
-            flat[:] = self.flow.mean.reshape(-1)[:values]
+            layout.collect(self.flow.mean, flat)
         return reduced
+
+    def _pack(self, flat: FloatArray) -> int:
+        """What is to be sent, into its packets: the gradient, and what error feedback has kept of earlier ones.
+
+        How many finite numbers the wire's format is too small for.
+        """
+        if self.residual is None:
+            return self.terms.layout.spread(flat, self.flow.gradient)
+        whole = self.residual.reshape(-1)[: len(flat)]
+        whole += flat
+        return self.terms.layout.spread(whole, self.flow.gradient)
 
     def _gate(self, round_: int) -> float:
         if round_ not in self.events.gates:
@@ -125,11 +136,19 @@ class Worker:
         return clock() - began
 
     def _keep_residual(self, skipped: bool) -> None:
-        """Error feedback: what was not applied is added to the next gradient; of a skipped round that is all of it."""
+        """Error feedback: what was not applied is added to the next gradient; of a skipped round that is all of it.
+
+        Of what was applied it is what the wire's format has rounded away; nothing with float32.
+        """
         assert self.residual is not None
-        np.copyto(self.residual, self.flow.gradient)
-        if not skipped:
-            self.residual[self.flow.delivered()] = 0.0
+        if skipped:
+            return
+        layout, delivered = self.terms.layout, self.flow.delivered()
+        for part in blocks(layout.chunks, layout.chunk_values):
+            rows = part.start + np.flatnonzero(delivered[part])
+            rest = self.residual[rows] - layout.dtype.decode(self.flow.gradient[rows])
+            rest[~np.isfinite(rest)] = 0.0  # of an infinity nothing is left over
+            self.residual[rows] = rest
 
     def end_of(self, round_: int, limit_s: float) -> End | None:
         """The end of a round that the server cannot count without this worker; None when it does not come in time."""

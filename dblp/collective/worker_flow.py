@@ -99,7 +99,7 @@ class BoundedWorker:
         tolerance = worker.decision.tolerance if profile.broadcast == "bounded" else 0.0
         goal = need(self.layout.chunks, tolerance, profile.threshold)
         if profile.broadcast == "bounded" and profile.broadcast_fill == "zero":
-            self.mean[:] = 0.0
+            self.mean[:] = 0
         machine = Receiver(round_, DOWN, self.layout.chunks, goal, self.required)
         ending = Ending(round_)
         loop = ReceiveLoop(self.link, machine, self.mean, ending, quiet=True)

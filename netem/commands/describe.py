@@ -145,6 +145,11 @@ def _profile(spec: Scenario) -> str:
 
 
 def _transport(transport: TransportSpec) -> str:
+    dtype = f"; {transport.wire_dtype} in packets" if transport.wire_dtype else ""
+    return _tolerance(transport) + dtype
+
+
+def _tolerance(transport: TransportSpec) -> str:
     if transport.reliable:
         return "everything arrives (TCP)"
     if transport.fixed is not None:

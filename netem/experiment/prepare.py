@@ -6,12 +6,14 @@ This is where the names of the transport (profile options, detectors) meet the s
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dblp import wire
 from dblp.chunks import send_order
 from dblp.config import DEFAULT_PORT, Config, Deadlines, Profile, profile_from
+from dblp.dtypes import DTYPES, WireDtype
 from dblp.errors import ConfigError
 from dblp.options import options_from
 from dblp.tolerance import policy_from
@@ -94,23 +96,29 @@ def check(loaded: Loaded) -> None:
     )
 
 
-def profile_of(loaded: Loaded) -> Profile:
-    """Raises SpecError at the option that is not allowed."""
+def profile_of(loaded: Loaded, transport: TransportSpec | None = None) -> Profile:
+    """The scenario's, with what a transport has of its own. Raises SpecError at the option that is not allowed."""
     try:
-        return profile_from(profile_options(loaded.spec))
+        profile = profile_from(profile_options(loaded.spec))
     except ConfigError as error:
         key = str(error.path[-1]) if error.path else "profile"
         path: tuple[str | int, ...] = (
             ("profile",) if key in ("profile", "base") else ("profile", key.removesuffix("_s").removesuffix("_bps"))
         )
         raise loaded.source.error(path, error.message) from error
+    return replace(profile, wire_dtype=transport.wire_dtype) if transport and transport.wire_dtype else profile
 
 
-def gradient_bytes(spec: Scenario) -> int:
-    """Bytes of one gradient of a replay; of a model 0: those that are shipped fit anywhere."""
+def gradient_bytes(loaded: Loaded) -> int:
+    """Bytes of the largest gradient of a replay, float32; of a model 0: those that are shipped fit anywhere."""
+    spec = loaded.spec
     if not isinstance(spec.workload, Replay):
         return 0
-    return int(_workload(spec)["chunks"]) * 4 * wire.chunk_values(spec.topology.mtu)
+    dtypes = {DTYPES[profile_of(loaded, transport).wire_dtype] for transport in spec.transports.values()}
+    return max(
+        int(_workload(spec, dtype)["chunks"]) * 4 * wire.chunk_values(spec.topology.mtu, dtype=dtype)
+        for dtype in dtypes
+    )
 
 
 def make_jobs(loaded: Loaded, seed: int, token: str) -> list[Job]:
@@ -122,12 +130,13 @@ def make_jobs(loaded: Loaded, seed: int, token: str) -> list[Job]:
 def make_job(loaded: Loaded, name: str, repeat: int, token: str, seed: int | None = None) -> Job:
     spec = loaded.spec
     transport = spec.transports[name]
+    profile = profile_of(loaded, transport)
     config = Config(
         token=token,
         transport=_transport(name, transport),
-        workload=_workload(spec),
+        workload=_workload(spec, DTYPES[profile.wire_dtype]),
         seed=(spec.seed if seed is None else seed) + repeat,
-        profile=profile_of(loaded),
+        profile=profile,
         mtu=spec.topology.mtu,
         offload=not spec.topology.shapes_uplinks,
         deadlines=Deadlines(connect_s=spec.deadlines.connect_s, round_s=spec.deadlines.round_s),
@@ -144,11 +153,11 @@ def _transport(name: str, spec: TransportSpec) -> dict[str, Any]:
     return {"name": name, "kind": "bounded", "low": spec.low, "high": spec.high, "detector": detector}
 
 
-def _workload(spec: Scenario) -> dict[str, Any]:
+def _workload(spec: Scenario, dtype: WireDtype) -> dict[str, Any]:
     work = spec.workload
     if not isinstance(work, Replay):
         return {**work.model_dump()}
-    values = wire.chunk_values(spec.topology.mtu)
+    values = wire.chunk_values(spec.topology.mtu, dtype=dtype)
     chunks = work.chunks
     if chunks is None:
         chunks = -(-sum(math.prod(shape) for shape in work.shapes or ()) // values)
@@ -164,3 +173,8 @@ def _workload(spec: Scenario) -> dict[str, Any]:
 def facts(job: Job) -> dict[str, Any]:
     """What summary.json says of a transport's settings."""
     return {"transport": dict(job.config.transport), "profile": asdict(job.config.profile)}
+
+
+def saturated(events: Iterable[Mapping[str, Any]]) -> int:
+    """Numbers that the number format on the wire was too small for, as the workers have counted them."""
+    return sum(event.get("saturated", 0) for event in events if event["event"] == "sent")

@@ -12,7 +12,7 @@ from netem.analysis.merge import LossPlan, merge_epochs, merge_rounds
 from netem.analysis.records import LinkCount
 from netem.analysis.run import TransportRun
 from netem.experiment.hub import Event
-from netem.experiment.prepare import Job, facts
+from netem.experiment.prepare import Job, facts, saturated
 
 PLACE = ("iteration", "bucket", "epoch")
 
@@ -108,5 +108,5 @@ class Recorder:
             stop_and_wait=job.stop_and_wait,
             mask_seed=job.config.seed if repeatable and job.key is not None else None,
             order=None if job.spec.reliable else job.order(),
-            facts={**facts(job), "phases": phases},
+            facts={**facts(job), "phases": phases, "saturated": saturated(self.events)},
         )

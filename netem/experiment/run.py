@@ -83,7 +83,7 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
     user = User.caller()
     require(user)
     spec = loaded.spec
-    require_memory(gradient_bytes(spec), len(spec.topology.workers))
+    require_memory(gradient_bytes(loaded), len(spec.topology.workers))
     choice = choose(spec.link.backend, spec.link.loss_engine, spec.topology.needs_delay, probe(options.state_dir))
     with RunFolder(options.out, spec, spec.seed, user) as folder:
         return _run_in(folder, loaded, options, choice, console)

@@ -128,7 +128,7 @@ def _check_transport(transport: TransportSpec, spec: Scenario, source: Source, a
     for key in ("low", "high", "fixed", "detector"):
         given = getattr(transport, key) is not None
         if given and key not in wanted:
-            allowed = ", ".join(wanted) or "none"
+            allowed = ", ".join((*wanted, "wire_dtype"))
             message = f"does not belong to a transport of kind {transport.kind} (allowed: {allowed})"
             raise source.error((*at, key), message)
         if not given and key in wanted:

@@ -36,9 +36,9 @@ class Replay(Spec):
 
     kind: Literal["replay"]
     chunks: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
-    """Number of full packets; sequence numbers have 32 bits."""
+    """Number of full packets, whatever the number format in them; sequence numbers have 32 bits."""
     shapes: tuple[tuple[Positive, ...], ...] | None = None
-    """Shapes of float32 tensors, instead of `chunks`."""
+    """Shapes of tensors, instead of `chunks`."""
     iterations: Annotated[int, Field(ge=1, le=2**31)]
     iterations_per_epoch: Positive | None = None
     """None: all iterations are one epoch."""
@@ -174,6 +174,8 @@ class TransportSpec(Spec):
     fixed: Ratio | None = None
     """The same, whatever the phase."""
     detector: DetectorField | None = None
+    wire_dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """Number format in packets, instead of the profile's; every kind may have it."""
 
     @property
     def reliable(self) -> bool:

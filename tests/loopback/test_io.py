@@ -15,6 +15,7 @@ import pytest
 from dblp import mmsg
 from dblp.chunks import Layout
 from dblp.datagrams import DataCounts, DataSocket, PacketBuffer
+from dblp.dtypes import BFLOAT16
 from dblp.errors import ConnectError, RoundTimeout
 from dblp.io import Hints, clock, receive_window, socket_drops, udp_socket, wait
 from dblp.sender import Batch
@@ -95,6 +96,26 @@ def test_short_last_chunk_anywhere_in_a_segmented_batch(
     sender.send(packed(0), batch(sequences), clock() + 5.0)
     assert [sequence for sequence, _ in drain(receiver, 0, 21, values)] == sequences
     assert np.array_equal(values, VALUES)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("last_values", [728, 2, 1], ids="last {}".format)
+def test_chunks_of_16_bit_values_carry_twice_as_many(
+    socks: Any, path: str, last_values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a last chunk whose length is no multiple of 4."""
+    layout = Layout(9 * 728 + last_values, 728, BFLOAT16)
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.loopback.test_io.LAYOUT", layout)
+        sender, receiver = make(socks[0], path, monkeypatch), make(socks[1], path, monkeypatch)
+        values = np.random.default_rng(1).integers(0, 1 << 16, layout.matrix().shape, np.uint16)
+        values[-1, last_values:] = 0
+        size = sender.send(packed(3, values), batch(list(range(10))), clock() + 5.0)
+    assert size == 10 * 16 + 2 * layout.values
+    got = np.full_like(values, 7)
+    assert drain(receiver, 3, 10, got) == [(sequence, 0) for sequence in range(10)]
+    assert np.array_equal(got, values)
+    assert receiver.counts == DataCounts()
 
 
 @pytest.mark.parametrize("receives", PATHS)

@@ -85,6 +85,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"profile": "papers"}, "profile: 'papers' is not one of recommended, paper"),
     ({"profile": {"base": "papers", "hints": True}}, "profile.base: 'papers' is not one of recommended, paper"),
     ({"profile": {"probing": "fast"}}, "profile.probing: 'fast' is not one of pipelined, stop-and-wait"),
+    ({"profile": {"wire_dtype": "bf16"}}, "profile.wire_dtype: 'bf16' is not one of float32, float16, bfloat16"),
     ({"profile": {"hints": 1}}, "profile.hints: 1 is not true or false"),
     ({"profile": {"hint": True}}, "profile.hint: unknown; known are"),
     ({"profile": {"pass_overhead_s": -0.1}}, "profile.pass_overhead_s: must not be negative"),

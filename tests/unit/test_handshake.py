@@ -10,22 +10,25 @@ import pytest
 
 from dblp.chunks import TensorSpec
 from dblp.collective.handshake import Terms, check_welcome, config_differences, hello, token_bytes
-from dblp.config import PAPER, RECOMMENDED, Config
+from dblp.config import PAPER, RECOMMENDED, Config, Profile
 from dblp.errors import PeerProtocolError
 from dblp.wire import FrameReader, Ready, Welcome, encode
 
 TENSORS = (TensorSpec("w", (20, 50)), TensorSpec("b", ()))
 CONFIG = Config(token="00ff", transport={"kind": "bounded", "fixed": 0.008}, workload={}, seed=7)
+BF16 = dataclasses.replace(RECOMMENDED, wire_dtype="bfloat16")
 
 
-def test_terms_survive_the_wire() -> None:
-    terms = Terms.of(CONFIG, TENSORS)
-    (frame,) = FrameReader().feed(encode(hello(CONFIG, 2, 0, terms)))
+@pytest.mark.parametrize("profile", [RECOMMENDED, BF16], ids=["float32", "bfloat16"])
+def test_terms_survive_the_wire(profile: Profile) -> None:
+    config = dataclasses.replace(CONFIG, profile=profile)
+    terms = Terms.of(config, TENSORS)
+    (frame,) = FrameReader().feed(encode(hello(config, 2, 0, terms)))
     again = Terms.parse(frame.metadata, "worker 2")
     assert (again.tensors, again.layout, again.text) == (terms.tensors, terms.layout, terms.text)
-    assert again.layout.chunks == 3
-    assert terms.differences(again) == config_differences(CONFIG, again) == []
-    assert (frame.rank, frame.purpose, frame.token) == (2, 0, token_bytes(CONFIG))
+    assert again.layout.chunks == (3 if profile is RECOMMENDED else 2)
+    assert terms.differences(again) == config_differences(config, again) == []
+    assert (frame.rank, frame.purpose, frame.token) == (2, 0, token_bytes(config))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,7 @@ def test_terms_survive_the_wire() -> None:
         (dataclasses.replace(CONFIG, seed=8), TENSORS, ["seed"]),
         (dataclasses.replace(CONFIG, mtu=9000), TENSORS, ["chunk_values", "chunks"]),
         (dataclasses.replace(CONFIG, profile=PAPER), TENSORS, ["profile"]),
+        (dataclasses.replace(CONFIG, profile=BF16), TENSORS, ["chunk_values", "chunks", "dtype", "profile"]),
         (dataclasses.replace(CONFIG, transport={"kind": "tcp"}), TENSORS, ["transport"]),
         (dataclasses.replace(CONFIG, token="beef"), TENSORS, []),  # in the Hello, not in the terms
         (dataclasses.replace(CONFIG, profile=RECOMMENDED), TENSORS, []),
@@ -79,6 +83,8 @@ GOOD = json.loads(Terms.of(CONFIG, TENSORS).text)
         json.dumps({**GOOD, "chunk_values": 0}),
         json.dumps({**GOOD, "chunk_values": -364}),
         json.dumps({**GOOD, "chunk_values": "x"}),
+        json.dumps({**GOOD, "dtype": "float8"}),
+        json.dumps({**GOOD, "dtype": ["float32"]}),
         json.dumps({key: value for key, value in GOOD.items() if key != "chunks"}),
     ],
 )

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # dblp: a module may import modules of a lower level only. `collective` and `workload` meet in `train` alone.
 DBLP_LEVELS = {
-    "errors": 0,
+    "errors": 0, "dtypes": 0,
     "wire": 1, "chunks": 1, "tolerance": 1, "config": 1, "reducer": 1, "mmsg": 1,
     "early": 2, "sender": 3, "receiver": 2, "options": 2, "events": 2, "data": 2, "tensors": 2,
     "io": 3, "models": 3,
@@ -19,7 +19,7 @@ DBLP_LEVELS = {
     "collective": 5,
     "train": 6,
 }  # fmt: skip
-SANS_IO = {"errors", "wire", "chunks", "tolerance", "reducer", "options", "early", "sender", "receiver"}
+SANS_IO = {"errors", "dtypes", "wire", "chunks", "tolerance", "reducer", "options", "early", "sender", "receiver"}
 FORBIDDEN_IN_SANS_IO = {
     "socket", "socketserver", "select", "selectors", "asyncio", "ssl",
     "time", "threading", "multiprocessing", "concurrent", "random", "secrets", "torch",
@@ -27,7 +27,7 @@ FORBIDDEN_IN_SANS_IO = {
 MAY_IMPORT_TORCH = {"dblp.train", "dblp.models", "dblp.data", "dblp.hook", "dblp.tensors"}
 NETEM_WITHOUT_DBLP = ("netem.kernel", "netem.links", "netem.spec", "netem.lab")
 NETEM_WITH_DBLP = ("netem.experiment", "netem.analysis", "netem.cli")
-DBLP_PURE = {"errors", "wire", "chunks", "tolerance", "config", "options", "early", "sender", "receiver"}
+DBLP_PURE = {"errors", "dtypes", "wire", "chunks", "tolerance", "config", "options", "early", "sender", "receiver"}
 
 
 def _module_name(path: Path) -> str:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dblp.collective.reduce import divergence, mean_into, norm
+from dblp.dtypes import BFLOAT16, FLOAT16, WireDtype
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=80)
 
@@ -46,6 +47,21 @@ def test_sums_run_in_rank_order_in_float32() -> None:
     assert out[0, 0] == 0.0
     mean_into(out, [values[0], values[2], values[1]], everything, "delivered")
     assert out[0, 0] == np.float32(1.0) / np.float32(3)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=lambda dtype: dtype.name)
+def test_short_formats_are_added_in_float32_and_the_mean_is_rounded_once(dtype: WireDtype) -> None:
+    """512 + 1/4 + 1/4: in 16 bits either sum of two would be 512 again."""
+    everything = [np.ones(1, np.bool_)] * 3
+    values = [np.zeros((1, 1), np.uint16) for _ in range(3)]
+    for value, out in zip((512.0, 0.25, 0.25), values, strict=True):
+        dtype.encode(np.full((1, 1), value, np.float32), out)
+    mean = np.zeros((1, 1), np.uint16)
+    mean_into(mean, values, everything, "all", dtype)
+    expected = np.zeros((1, 1), np.uint16)
+    dtype.encode(np.full((1, 1), np.float32(512.5) / np.float32(3), np.float32), expected)
+    assert mean.tolist() == expected.tolist()
+    assert norm(mean, dtype) == pytest.approx(512.5 / 3, rel=2.0**-11 if dtype is FLOAT16 else 2.0**-8)
 
 
 def test_one_worker_is_its_own_mean() -> None:

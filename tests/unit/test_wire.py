@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dblp import wire
+from dblp.dtypes import BFLOAT16, FLOAT16
 from dblp.errors import LocalProtocolError, PeerProtocolError
 from dblp.wire import (
     Bitmap,
@@ -98,6 +99,7 @@ def test_chunk_header_has_the_documented_offsets() -> None:
 @pytest.mark.parametrize(("mtu", "version", "values"), [(1500, 4, 364), (1500, 6, 359), (9000, 4, 2239), (576, 4, 133)])
 def test_chunk_fills_a_packet(mtu: int, version: int, values: int) -> None:
     assert wire.chunk_values(mtu, version) == values
+    assert wire.chunk_values(mtu, version, FLOAT16) == wire.chunk_values(mtu, version, BFLOAT16) == 2 * values
     assert mtu - 4 < wire.IP_UDP_BYTES[version] + 16 + 4 * values <= mtu
 
 
