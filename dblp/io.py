@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
+import sys
 import time
 from typing import Any
 
@@ -13,7 +15,9 @@ from dblp import wire
 from dblp.errors import ConnectError, DblpError, HandshakeError, PeerLost, PeerProtocolError, RoundTimeout
 from dblp.wire import Frame, FrameReader, Refuse, encode, encode_hint, parse_hint
 
-SO_MEMINFO = 55
+SO_MAX_PACING_RATE, SO_MEMINFO = 47, 55
+PACING_HEADROOM = 1.25
+"""How much above its rate the kernel lets a paced sender go, so that it can make up for having been late."""
 # What the kernel charges the buffer for one MTU-sized datagram: 2 KiB of data and the skb, with room for a bad layout.
 BUFFER_BYTES_PER_DATAGRAM = 3072
 
@@ -36,6 +40,27 @@ def socket_drops(sock: socket.socket) -> int:
         return int(np.frombuffer(sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36), np.uint32)[8])
     except (OSError, IndexError):
         return 0
+
+
+def limit_pacing(sock: socket.socket, rate_bps: float) -> None:
+    """Lets the kernel space what this socket sends, at most PACING_HEADROOM above `rate_bps` (of whole frames).
+
+    Only the qdisc fq does it for datagrams (socket(7), tc-fq(8)); elsewhere, and before Linux 3.13, nothing happens.
+    """
+    rate = min(int(PACING_HEADROOM * rate_bps / 8), (1 << 64) - 2)  # all ones: no limit
+    for size in (8, 4):  # 64 bits from Linux 4.20 on
+        with contextlib.suppress(OSError, OverflowError):
+            sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate.to_bytes(size, sys.byteorder))
+            return
+
+
+def pacing_limit_bps(sock: socket.socket) -> float | None:
+    """What the kernel keeps to for this socket, in bits a second; None: no limit, or not known."""
+    try:
+        rate = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8), sys.byteorder)
+    except OSError:
+        return None
+    return None if rate >= (1 << 64) - 1 else 8.0 * rate
 
 
 def path_rtt_s(sock: socket.socket) -> float | None:

@@ -34,6 +34,7 @@ ROUND_RANGE = (4, 8)
 """Bytes of the UDP payload that hold the round."""
 MAX_BODY_BYTES = 1 << 31
 IP_UDP_BYTES = {4: 28, 6: 48}
+ETHERNET_BYTES = 14
 
 DIRECTIONS = ("up", "down")
 """up: workers to server; down: server to workers. The index is the direction's number on the wire."""

@@ -12,8 +12,8 @@ from dblp.config import Config
 from dblp.datagrams import DataSocket
 from dblp.errors import HandshakeError, PeerLost, RoundTimeout
 from dblp.events import Events
-from dblp.io import Control, Hints, clock, path_rtt_s, udp_socket
-from dblp.wire import IP_UDP_BYTES, End, Frame, Probe, Refuse, Start, Stop
+from dblp.io import Control, Hints, clock, limit_pacing, path_rtt_s, udp_socket
+from dblp.wire import ETHERNET_BYTES, HEADER_BYTES, IP_UDP_BYTES, End, Frame, Probe, Refuse, Start, Stop
 
 F = TypeVar("F", bound=Frame)
 
@@ -189,6 +189,12 @@ class Link:
                 raise RoundTimeout(self.peer, self.round, phase, limit_s)
 
 
+def frame_rate_bps(config: Config, layout: Layout) -> float:
+    """The profile's rate of IP packets as one of Ethernet frames, which is what a qdisc counts."""
+    packet_bytes = layout.chunk_bytes + HEADER_BYTES + IP_UDP_BYTES[4]
+    return config.profile.pace_bps * (packet_bytes + ETHERNET_BYTES) / packet_bytes
+
+
 def open_link(
     control: Control,
     config: Config,
@@ -210,6 +216,8 @@ def open_link(
     with contextlib.ExitStack() as opened:
         sock = opened.enter_context(udp_socket((own, own_ports[0]), made))
         sock.connect((peer, peer_ports[0]))
+        if config.profile.pace_bps:
+            limit_pacing(sock, frame_rate_bps(config, layout))
         data, hints = DataSocket(sock, layout, session, offload=config.offload, peer=control.peer), None
         if config.profile.hints:
             sock = opened.enter_context(udp_socket((own, own_ports[1])))

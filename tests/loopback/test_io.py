@@ -14,12 +14,23 @@ import pytest
 
 from dblp import mmsg
 from dblp.chunks import Layout
+from dblp.config import Profile
 from dblp.datagrams import DataCounts, DataSocket, PacketBuffer
 from dblp.dtypes import BFLOAT16
 from dblp.errors import ConnectError, RoundTimeout
-from dblp.io import Hints, clock, receive_window, socket_drops, udp_socket, wait
+from dblp.io import (
+    Hints,
+    clock,
+    limit_pacing,
+    pacing_limit_bps,
+    receive_window,
+    socket_drops,
+    udp_socket,
+    wait,
+)
 from dblp.sender import Batch
 from dblp.wire import Bitmap, Probe, encode_hint
+from tests.loopback.collective_world import config_of, rounds_body, run_world, tensors_of
 
 LAYOUT = Layout(20 * 364 + 100, 364)
 SESSION = 0xDEADBEEF
@@ -297,3 +308,34 @@ def test_wait_is_limited_and_wakes() -> None:
         other.send(b"x")
         assert wait([one.fileno()], None)
         assert wait([one.fileno()], 0.0, select.POLLOUT)
+
+
+# Pacing
+
+
+@pytest.mark.parametrize("rate_bps", [8_000.0, 500e6, 40e9, 400e9, 1e30])
+def test_the_kernel_is_told_the_rate_of_a_paced_sender(socks: Any, rate_bps: float) -> None:
+    """Read back. 40 Gbit/s do not fit into the 32 bits of kernels before 4.20."""
+    assert pacing_limit_bps(socks[0]) is None
+    limit_pacing(socks[0], rate_bps)
+    assert pacing_limit_bps(socks[0]) == pytest.approx(min(1.25 * rate_bps, 8 * 2.0**64))
+    assert pacing_limit_bps(socks[1]) is None
+    socks[0].send(b"x")  # no qdisc here keeps to it, and none minds
+    assert wait([socks[1].fileno()], 2.0)
+
+
+def test_only_a_paced_profile_sets_a_rate_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float | None] = []
+    genuine = DataSocket.__init__
+
+    def spy(self: DataSocket, sock: socket.socket, *args: Any, **more: Any) -> None:
+        limits.append(pacing_limit_bps(sock))
+        genuine(self, sock, *args, **more)
+
+    monkeypatch.setattr(DataSocket, "__init__", spy)
+    tensors = tensors_of(3)
+    for pace, expected in ((0.0, None), (750e6, 1.25 * 750e6 * (1500 + 14) / 1500)):
+        config = config_of({"kind": "bounded", "fixed": 0.0}, Profile(pace_bps=pace))
+        run_world(config, rounds_body(tensors, 1), tensors, workers=1).well()
+        assert limits == [pytest.approx(expected)] * 2 if expected else limits == [None] * 2
+        limits.clear()
