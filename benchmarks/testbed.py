@@ -89,7 +89,7 @@ def standing(scenario: str, folder: Path) -> Iterator[Testbed]:
     loaded = load_scenario_text(scenario)
     check(loaded)
     spec = loaded.spec
-    require_memory(gradient_bytes(spec), len(spec.topology.workers))
+    require_memory(gradient_bytes(loaded), len(spec.topology.workers))
     choice = choose(spec.link.backend, spec.link.loss_engine, spec.topology.needs_delay, probe())
     (folder / "programs").mkdir(exist_ok=True)
     with (
