@@ -20,9 +20,10 @@ from benchmarks.labs import Star
 from netem.analysis.merge import LossPlan
 from netem.analysis.records import RoundRow
 from netem.experiment.conductor import Conductor, Memory
-from netem.experiment.fabric import Fabric, base_loss
+from netem.experiment.fabric import Fabric
 from netem.experiment.folder import RunFolder
 from netem.experiment.hub import Event
+from netem.experiment.passages import base_loss
 from netem.experiment.prepare import check, gradient_bytes, make_job
 from netem.experiment.record import Recorder
 from netem.kernel.user import User

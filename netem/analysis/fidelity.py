@@ -91,7 +91,7 @@ def _loss(
     run: TransportRun, name: str, where: str, loss: float, counts: Sequence[LinkCount], false_alarm: float
 ) -> Check:
     """The requested loss lies in the exact interval of what the link did."""
-    seen, dropped = sum(c.seen for c in counts), sum(c.dropped for c in counts)
+    seen, dropped = sum(c.ratio_seen for c in counts), sum(c.ratio_dropped for c in counts)
     if not seen:
         return Check(name, run.name, run.repeat, False, f"{where}: the link counted no data packet", loss)
     interval = intervals.clopper_pearson(dropped, seen, false_alarm)
@@ -105,7 +105,7 @@ def passes_comparable(run: TransportRun, data: RunData) -> list[tuple[RoundRow, 
     the loss has dropped packets.
     """
     found: list[tuple[RoundRow, oracle.Passes]] = []
-    others = (*run.device_drops.values(), *run.queue_drops.values(), *run.uplink_drops.values())
+    others = [n for each in _drops(run) for n in each.values()]
     for row in run.rows if run.stop_and_wait and not any(others) else ():
         loss, burst = data.plan.requested(row.iteration, row.worker, row.direction)
         if not burst or loss is None or row.outcome != "ok" or row.passes is None or row.dropped_socket:
@@ -161,11 +161,17 @@ def _clean_rounds(run: TransportRun, data: RunData) -> list[Check]:
     return checks
 
 
+def _drops(run: TransportRun) -> tuple[dict[str, int], ...]:
+    """What dropped packets but the loss, each by direction."""
+    return run.device_drops, run.queue_drops, run.uplink_drops, run.trunk_drops
+
+
 def _totals(run: TransportRun) -> Check:
     """Sent = seen at the link; seen - dropped = delivered + duplicate + late + dropped by the socket.
 
     What is missing in front of the link may be drops of an uplink's queue, and behind it of the link's queue or of the
-    receiving devices; these are counted by direction only.
+    receiving devices. What queues and devices between switches drop is in front of the link that bursts hit, and behind
+    one that counts steady loss. All of these are counted by direction only.
     """
     groups = [group for flow in _flows(run) for group in _groups(run, flow)]
     problems = [group for group in groups if group.sent != group.seen or group.missing]
@@ -174,8 +180,10 @@ def _totals(run: TransportRun) -> Check:
     for direction in {group.direction for group in problems}:
         here = [group for group in problems if group.direction == direction]
         before, behind = sum(group.sent - group.seen for group in here), sum(group.missing for group in here)
-        explained &= before <= run.uplink_drops.get(direction, 0)
-        explained &= behind <= run.device_drops.get(direction, 0) + run.queue_drops.get(direction, 0)
+        devices, queues, uplinks, trunks = (each.get(direction, 0) for each in _drops(run))
+        explained &= before <= uplinks + trunks
+        explained &= behind <= devices + queues + trunks
+        explained &= before + behind <= devices + queues + uplinks + trunks
         missing += before + behind
     how = "by round" if run.by_round else "over the run"
     detail = (

@@ -78,6 +78,8 @@ class LinkCount:
 
     `round` is None for what the backend cannot attribute to a round (netem between two snapshots); such
     packets are in no other count. `seen` includes `dropped`.
+    `trials` and `hits` are the same for the ratio of the loss, where a queue between two lossy links took packets
+    from it: as many as would have entered the first link without that queue.
     """
 
     direction: str
@@ -86,6 +88,17 @@ class LinkCount:
     seen: int
     dropped: int
     bytes_seen: int = 0
+    trials: int | None = None
+    hits: int | None = None
+
+    @property
+    def ratio_seen(self) -> int:
+        """Of how many packets `ratio_dropped` is a share."""
+        return self.seen if self.trials is None else self.trials
+
+    @property
+    def ratio_dropped(self) -> int:
+        return self.dropped if self.hits is None else self.hits
 
     @classmethod
     def from_counter(cls, counter: Any, direction: str, worker: int) -> LinkCount:
@@ -151,6 +164,8 @@ def counts_by_flow(counts: Sequence[LinkCount]) -> dict[tuple[int, int, str], Li
                 count,
                 seen=known.seen + count.seen,
                 dropped=known.dropped + count.dropped,
+                trials=known.ratio_seen + count.ratio_seen,
+                hits=known.ratio_dropped + count.ratio_dropped,
                 bytes_seen=known.bytes_seen + count.bytes_seen,
             )
         table[key] = count

@@ -30,6 +30,8 @@ class TransportRun:
             a saturated machine); devices count all packets and know no rounds.
         queue_drops: direction -> packets that a link's queue dropped behind the loss: what its rate and queue ask for.
         uplink_drops: direction -> the same in front of the place where the loss is made.
+        trunk_drops: direction -> what queues and devices between switches dropped, in front of the place where bursts
+            are made; of the devices, it is in device_drops too.
         doubts: what makes the links' decisions and counts doubtful (`netem.links.base.PortHealth`), summed over ports.
         order: the send order, where the exact course of a round is to be checked.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
@@ -50,6 +52,7 @@ class TransportRun:
     device_drops: dict[str, int] = field(default_factory=dict)
     queue_drops: dict[str, int] = field(default_factory=dict)
     uplink_drops: dict[str, int] = field(default_factory=dict)
+    trunk_drops: dict[str, int] = field(default_factory=dict)
     doubts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 

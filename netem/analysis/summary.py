@@ -113,7 +113,7 @@ def burst_rounds(rows: Sequence[RoundRow], runs: Sequence[TransportRun], plan: L
     entries = []
     for (repeat, iteration, direction), group in sorted(groups.items()):
         found = [counts[repeat].get((row.round, row.worker, row.direction)) for row in group]
-        seen, dropped = sum(c.seen for c in found if c), sum(c.dropped for c in found if c)
+        seen, dropped = sum(c.ratio_seen for c in found if c), sum(c.ratio_dropped for c in found if c)
         asked = [plan.requested(iteration, row.worker, direction)[0] for row in group]
         times = [row.latency_s for row in group if row.latency_s is not None]
         entries.append(
@@ -214,7 +214,7 @@ def _by_loss(
     entries = []
     for asked, group in sorted(groups.items()):
         found = [counts[row.repeat].get((row.round, row.worker, row.direction)) for row in group]
-        seen, dropped = sum(c.seen for c in found if c), sum(c.dropped for c in found if c)
+        seen, dropped = sum(c.ratio_seen for c in found if c), sum(c.ratio_dropped for c in found if c)
         same = [c for c in checked.checks if c.transport == name and c.name == "burst loss" and c.requested == asked]
         entries.append(
             {

@@ -16,7 +16,7 @@ from netem.statuses import OK, USAGE
 if TYPE_CHECKING:
     from netem.spec import Loaded, Topology
 
-_TOPOLOGY_KEYS = {"hosts", "switches", "links", "star", "workers"}
+_TOPOLOGY_KEYS = {"hosts", "switches", "links", "defaults", "workers"}
 _SCENARIO_KEYS = {"workload", "transports", "topology", "bursts", "seed", "expect"}
 
 
@@ -127,15 +127,17 @@ def kind_of(name: str) -> Kind:
     """By its keys for a path, by where it is found for a bare name. Raises SpecError when there is no such file."""
     from netem.spec import SpecError, available
     from netem.spec.source import read_file
+    from netem.spec.topology import SHAPES
 
     path = Path(name)
     if path.is_file():
         root = read_file(path)
         keys = set(root.items)
+        topology_keys = _TOPOLOGY_KEYS | set(SHAPES)
         base = root.child("extends")
-        if keys & _SCENARIO_KEYS or (base is None and not keys & _TOPOLOGY_KEYS):
+        if keys & _SCENARIO_KEYS or (base is None and not keys & topology_keys):
             return Kind.scenario
-        if keys & _TOPOLOGY_KEYS or base is None:
+        if keys & topology_keys or base is None:
             return Kind.topology
         beside = path.parent / str(base.value)
         return kind_of(str(beside) if beside.is_file() else str(base.value))

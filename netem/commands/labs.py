@@ -152,10 +152,12 @@ def _print_built(lab: Lab, links: str, took_s: float, json: bool) -> None:
     for title in ("host", "role", "rank", "address", "MTU", "namespace"):
         table.add_column(title, no_wrap=True, justify="right" if title in ("rank", "MTU") else "left")
     for host in lab.hosts.values():
-        table.add_row(host.name, host.role, str(host.rank), host.address, str(host.mtu), host.netns)
+        table.add_row(
+            host.name, host.role, "-" if host.rank is None else str(host.rank), host.address, str(host.mtu), host.netns
+        )
     console.print(table)
-    worker = next(host.name for host in lab.hosts.values() if host.role == "worker")
-    console.print(f"\nRun in it:  sudo dblp-netem exec --lab {lab.id} {worker} -- COMMAND", soft_wrap=True)
+    some = next((host.name for host in lab.hosts.values() if host.role == "worker"), next(iter(lab.hosts)))
+    console.print(f"\nRun in it:  sudo dblp-netem exec --lab {lab.id} {some} -- COMMAND", soft_wrap=True)
     console.print(f"End it:     sudo dblp-netem down {lab.id}", soft_wrap=True)
 
 

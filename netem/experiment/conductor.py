@@ -73,7 +73,7 @@ class Conductor:
         self.captures: list[tuple[str, Capture]] = []
         self.children: dict[int, Child] = {}
         self.logs: dict[int, BinaryIO] = {}
-        self.hosts = {host.rank: host for host in lab.hosts.values()}
+        self.hosts = {host.rank: host for host in lab.hosts.values() if host.rank is not None}
 
     def run(self) -> None:
         """Raises RunFailed, and what the links raise when an impairment is not as asked."""
@@ -210,7 +210,7 @@ class Conductor:
         else:
             places = [(host, "egress") for host in wanted.at]
         if wanted.both:
-            places += [(host, "ingress") for host in self.lab.hosts]
+            places += [(host.name, "ingress") for host in self.hosts.values()]
         for host, direction in places:
             name = f"captures/{self.job.label}-{host}-{direction}.pcapng"
             with self.folder.open_new(name) as file:

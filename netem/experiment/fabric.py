@@ -7,30 +7,18 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from netem.analysis.records import LinkCount
+from netem.experiment.passages import Passage
 from netem.experiment.prepare import Job
+from netem.experiment.tally import Tally
 from netem.experiment.wiring import Wiring
 from netem.kernel.netns import open_netlink
 from netem.kernel.veth import tx_dropped
-from netem.lab import Lab
+from netem.lab import Lab, PortPlace
 from netem.links import mask
-from netem.links.base import LossRule, Match, PortHealth
+from netem.links.base import Counter, LossRule, Match, Port, PortHealth
+from netem.links.bpf import LossFilter
 from netem.links.choose import BackendChoice
-from netem.spec import Burst, Scenario, Step, Topology
-
-
-def base_loss(topology: Topology) -> dict[tuple[int, str], float]:
-    """Steady loss of each worker's path, by (worker's rank, direction), where there is any."""
-    found: dict[tuple[int, str], float] = {}
-    server = topology.link_of(topology.server)
-    for name, rank in topology.ranks.items():
-        own = topology.link_of(name)
-        for direction, ratio in (
-            ("up", 1 - (1 - own.up.loss) * (1 - server.down.loss)),
-            ("down", 1 - (1 - server.up.loss) * (1 - own.down.loss)),
-        ):
-            if rank and ratio > 0:
-                found[rank, direction] = ratio
-    return found
+from netem.spec import Burst, Scenario, Step
 
 
 def rules_for(
@@ -60,8 +48,6 @@ def _hits(burst: Burst, direction: str, worker: str) -> bool:
 
 FlowRound = tuple[str, int, int | None]
 """(direction, worker's rank, round)"""
-Count = tuple[int, int, int]
-"""(seen, dropped, bytes)"""
 
 
 @dataclass
@@ -75,11 +61,12 @@ class Fabric:
     _dropped_before: dict[str, int] = field(default_factory=dict)
     _queues_before: dict[str, int] = field(default_factory=dict)
     _uplinks_before: dict[str, int] = field(default_factory=dict)
+    _trunks_before: dict[str, int] = field(default_factory=dict)
     _keyless: bool = False
     """Packets do not say their round: what was counted between two gates tells it."""
     _round: int | None = None
-    _last: dict[FlowRound, Count] = field(default_factory=dict)
-    _tally: dict[FlowRound, Count] = field(default_factory=dict)
+    _last: dict[FlowRound, Tally] = field(default_factory=dict)
+    _tally: dict[FlowRound, Tally] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         topology = self.spec.topology
@@ -96,15 +83,17 @@ class Fabric:
             flow = job.flow("down" if rank else "up")
             self.ports[name].install(self.wiring.down(name), flow, job.key, self._sources(rank))
             self.ports[name].set_label(0)
-        self.wiring.install_uplink_losses(job.flow("up"), job.key)
+        self.wiring.install_losses({way: job.flow(way) for way in ("up", "down")}, job.key)
         self._dropped_before = self._device_drops()
         self._queues_before, self._uplinks_before = self._queue_drops(), self._uplink_drops()
+        self._trunks_before = self._trunk_drops()
         self._keyless = job.key is None
         self._round, self._last, self._tally = None, {}, {}
 
     def _sources(self, rank: int) -> list[str]:
-        """Who sends data through the port that faces a host."""
-        return [self.address[0]] if rank else [self.address[worker] for worker in self.workers]
+        """Who sends through the port that faces a host: data, and whatever hosts without a rank send."""
+        others = [host.address for host in self.lab.hosts.values() if host.rank is None]
+        return [*([self.address[0]] if rank else [self.address[worker] for worker in self.workers]), *others]
 
     def apply(self, step: Step) -> None:
         """Put a step's bursts, and nothing else, in place at every port. Raises LinkError when one is not as asked."""
@@ -122,7 +111,7 @@ class Fabric:
             self._round = round_
         for port in self.ports.values():
             port.set_label(round_)
-        for loss in self.wiring.uplink_losses.values():
+        for loss in self.wiring.losses.values():
             loss.set_label(round_)
 
     def counts(self, job: Job, certain: Collection[int]) -> list[LinkCount]:
@@ -132,39 +121,49 @@ class Fabric:
         """
         self._attribute()
         found = []
-        for (direction, worker, index), (seen, dropped, size) in sorted(self._tally.items(), key=str):
+        for (direction, worker, index), tally in sorted(self._tally.items(), key=str):
             known = index is not None and (job.key is not None or index in certain)
-            found.append(LinkCount(direction, worker, index if known else None, seen, dropped, size))
+            found.append(LinkCount(direction, worker, index if known else None, *tally))
         return found
 
     def _attribute(self) -> None:
         """Takes what was counted since the last time. A count without a round belongs to the one that ends here."""
         now = self._read()
         for (direction, worker, index), values in now.items():
-            before = self._last.get((direction, worker, index), (0, 0, 0))
-            grown = tuple(new - old for new, old in zip(values, before, strict=True))
+            grown = values.minus(self._last.get((direction, worker, index), Tally()))
             if any(grown):
                 key = (direction, worker, self._round if index is None else index)
-                total = self._tally.get(key, (0, 0, 0))
-                self._tally[key] = (total[0] + grown[0], total[1] + grown[1], total[2] + grown[2])
+                self._tally[key] = self._tally.get(key, Tally()).plus(grown)
         self._last = now
 
-    def _read(self) -> dict[FlowRound, Count]:
-        """Seen, dropped and bytes of each flow and round, from the ports and the uplinks in front of them."""
-        found: dict[FlowRound, Count] = {}
+    def _read(self) -> dict[FlowRound, Tally]:
+        """Seen, dropped and bytes of each flow and round, from the ports and the links in front of them."""
+        found: dict[FlowRound, Tally] = {}
         by_address = {self.address[rank]: rank for rank in self.workers}
         for name, rank in self.spec.topology.ranks.items():
             for counter in self.ports[name].counters():
-                worker = rank or by_address.get(counter.source)
+                if rank:
+                    worker = rank if counter.source == self.address[0] else None
+                else:
+                    worker = by_address.get(counter.source)
                 if counter.kind == "data" and worker:  # netem may not know the sender: then the books do not close
                     key = ("down" if rank else "up", worker, counter.index)
-                    found[key] = (counter.seen, counter.dropped, counter.bytes_seen)
-        for name, loss in self.wiring.uplink_losses.items():
-            for counter in loss.counters():
-                if counter.kind == "data":
-                    key = ("up", self.spec.topology.ranks[name], counter.index)
-                    _, dropped, _ = found.get(key, (0, 0, 0))
-                    found[key] = (counter.seen, counter.dropped + dropped, counter.bytes_seen)
+                    found[key] = Tally.of(counter.seen, counter.dropped, counter.bytes_seen)
+        losses = {place: self._by_rank(loss, by_address) for place, loss in self.wiring.losses.items()}
+        for (way, rank), places in self.wiring.passages.of_flow.items():
+            for place in reversed(places):  # the first link of a way is the one that sees all that was sent
+                for index, counter in losses.get((place.here, place.there), {}).get(rank, ()):
+                    behind = found.get((way, rank, index), Tally())
+                    found[way, rank, index] = behind.behind(counter.seen, counter.dropped, counter.bytes_seen)
+        return found
+
+    @staticmethod
+    def _by_rank(loss: LossFilter, ranks: Mapping[str, int]) -> dict[int, list[tuple[int | None, Counter]]]:
+        """Data that a link in front of the last has counted: worker's rank -> (round, counter)."""
+        found: dict[int, list[tuple[int | None, Counter]]] = {}
+        for counter in loss.counters():
+            if counter.kind == "data" and counter.source in ranks:
+                found.setdefault(ranks[counter.source], []).append((counter.index, counter))
         return found
 
     def queue_drops(self) -> dict[str, int]:
@@ -190,30 +189,71 @@ class Fabric:
         return self.spec.link.loss_at == "after_rate"
 
     def _since_install(self, what: str) -> dict[str, int]:
-        now = self._queue_drops() if what == "queue" else self._uplink_drops()
-        before = self._queues_before if what == "queue" else self._uplinks_before
-        return {way: count - before[way] for way, count in now.items()}
+        now, before = {
+            "queue": (self._queue_drops, self._queues_before),
+            "uplink": (self._uplink_drops, self._uplinks_before),
+            "trunk": (self._trunk_drops, self._trunks_before),
+        }[what]
+        return {way: count - before[way] for way, count in now().items()}
 
     def _uplink_drops(self) -> dict[str, int]:
         drops = {"up": 0, "down": 0}
         for name, port in self.wiring.uplinks.items():
-            drops["up" if self.spec.topology.ranks[name] else "down"] += port.health().queue_dropped
+            if name in self.spec.topology.ranks:
+                drops["up" if self.spec.topology.ranks[name] else "down"] += port.health().queue_dropped
         return drops
 
+    def trunk_drops(self) -> dict[str, int]:
+        """Packets that queues and devices between switches had no room for, since `install`, by direction."""
+        return self._since_install("trunk")
+
+    def _trunk_drops(self) -> dict[str, int]:
+        drops = {"up": 0, "down": 0}
+        for passage, port in self._trunks():
+            if passage.direction:
+                drops[passage.direction] += port.health().queue_dropped
+        for way, count in self._tx_dropped(self._trunk_places()).items():
+            drops[way] += count
+        return drops
+
+    def _trunk_places(self) -> list[tuple[str, PortPlace]]:
+        """The ports between switches that gradients pass, with their direction."""
+        return [
+            (each.direction, self.lab.port_between(each.here, each.there))
+            for each in self.wiring.passages.all
+            if each.direction and not each.from_host
+        ]
+
+    def _trunks(self) -> list[tuple[Passage, Port]]:
+        every = {(each.here, each.there): each for each in self.wiring.passages.all}
+        return [(every[place], port) for place, port in self.wiring.trunks.items()]
+
     def device_drops(self) -> dict[str, int]:
-        """Packets behind the loss that a receiver's device had no room for, since `install`, by direction."""
+        """Packets that a receiver's device, or one between switches, had no room for, since `install`, by direction."""
         return {way: count - self._dropped_before[way] for way, count in self._device_drops().items()}
 
     def _device_drops(self) -> dict[str, int]:
+        ranks = self.spec.topology.ranks
+        places = [("down" if rank else "up", self.lab.port_of(name)) for name, rank in ranks.items()]
+        return self._tx_dropped([*places, *self._trunk_places()])
+
+    @staticmethod
+    def _tx_dropped(places: Iterable[tuple[str, PortPlace]]) -> dict[str, int]:
         drops = {"up": 0, "down": 0}
-        place = self.lab.port_of(self.names[0])
-        with closing(open_netlink(place.netns)) as netlink:
-            for name, rank in self.spec.topology.ranks.items():
-                drops["down" if rank else "up"] += tx_dropped(netlink, self.lab.port_of(name).ifname)
+        by_netns: dict[str, list[tuple[str, PortPlace]]] = {}
+        for way, place in places:
+            by_netns.setdefault(place.netns, []).append((way, place))
+        for netns, here in by_netns.items():
+            with closing(open_netlink(netns)) as netlink:
+                for way, place in here:
+                    drops[way] += tx_dropped(netlink, place.ifname)
         return drops
 
     def health(self) -> dict[str, PortHealth]:
-        return {name: port.health() for name, port in self.ports.items()}
+        return {
+            **{name: port.health() for name, port in self.ports.items()},
+            **{passage.name: port.health() for passage, port in self._trunks()},
+        }
 
     def __enter__(self) -> Fabric:
         return self

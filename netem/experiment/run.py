@@ -20,9 +20,10 @@ from netem.analysis.run import CaptureCount, RunData, TransportRun
 from netem.analysis.summary import expectations_held, summarise
 from netem.analysis.table import render
 from netem.experiment.conductor import Conductor, Memory, RunFailed
-from netem.experiment.fabric import Fabric, base_loss
+from netem.experiment.fabric import Fabric
 from netem.experiment.folder import RunFolder, machine
 from netem.experiment.hub import HubError
+from netem.experiment.passages import base_loss, routing_facts
 from netem.experiment.prepare import Job, check, gradient_bytes, make_jobs
 from netem.experiment.progress import Display
 from netem.experiment.record import Recorder
@@ -166,6 +167,7 @@ def _collect(spec: Any, job: Job, fabric: Fabric, recorder: Recorder, choice: Ba
         device_drops=fabric.device_drops(),
         queue_drops=fabric.queue_drops(),
         uplink_drops=fabric.uplink_drops(),
+        trunk_drops=fabric.trunk_drops(),
         doubts=doubts,
     )
     results.runs.append(run)
@@ -181,6 +183,7 @@ def _link_statistics(fabric: Fabric, results: _Results, job: Job) -> dict[str, A
         "device_drops": run.device_drops,
         "queue_drops": run.queue_drops,
         "uplink_drops": run.uplink_drops,
+        "trunk_drops": run.trunk_drops,
         "doubts": run.doubts,
     }
 
@@ -251,6 +254,7 @@ def _write_manifest(
             "mask": {run.name: "repeatable" if run.mask_seed is not None else "none" for run in results.runs},
             "mtu_bytes": folder.spec.topology.mtu,
             "hosts": results.settings,
+            "routing": routing_facts(folder.spec.topology),
             "link_health": results.health,
             "peak_memory_bytes": results.memory.peak_bytes,
             "workload_user": folder.user.name,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from netem.experiment.passages import Passage, passages
 from netem.lab import Lab
 from netem.links.base import Flow, Key, Port, Shape
 from netem.links.bpf import BpfPort, LossFilter
 from netem.links.choose import BackendChoice
 from netem.links.netem import NetemPort
+from netem.links.program import By
 from netem.spec import LinkShape, Topology
 
 
@@ -25,45 +28,59 @@ def shape_of(shape: LinkShape, loss_at: str = "before_rate") -> Shape:
     )
 
 
+Place = tuple[str, str]
+"""(here, there): a direction of a link."""
+
+
 @dataclass
 class Wiring:
-    """A port towards every host, and what the hosts' uplinks need. `close` takes everything away again."""
+    """A port towards every host, and what the links in front of those need. `close` takes everything away again."""
 
     lab: Lab
     topology: Topology
     choice: BackendChoice
     loss_at: str = "before_rate"
     ports: dict[str, Port] = field(default_factory=dict)
+    """Towards the hosts that have a rank: bursts are made here."""
+    side_ports: dict[str, Port] = field(default_factory=dict)
+    """Towards the others."""
     uplinks: dict[str, Port] = field(default_factory=dict)
     """Delay and rate from a host to the switch, at the host."""
-    uplink_losses: dict[str, LossFilter] = field(default_factory=dict)
-    """Loss from a worker to the switch, where its packets enter the switch: a sender's TCP would notice it at home."""
+    trunks: dict[Place, Port] = field(default_factory=dict)
+    """The same from a switch to another, at the port that leads there."""
+    losses: dict[Place, LossFilter] = field(default_factory=dict)
+    """Loss of all links but the last. From a host: where packets enter the switch, as a sender's TCP would notice it at
+    home. Between switches: at the port that leads there. Counted by sender; on the way down by receiver."""
 
     def __post_init__(self) -> None:
-        for name in self.topology.ranks:
+        self.passages = passages(self.topology)
+        self.addresses = [host.address for host in self.lab.hosts.values()]
+        for name in self.topology.hosts:
             place, host = self.lab.port_of(name), self.lab.hosts[name]
-            self.ports[name] = self._port(f"port to {name}", place.netns, place.ifname, (host.netns, host.ifname))
-            self._install_uplink(name)
+            port = self._port(f"port to {name}", place.netns, place.ifname, (host.netns, host.ifname))
+            (self.ports if name in self.topology.ranks else self.side_ports)[name] = port
+        for passage in self.passages.all:
+            self._install_passage(passage)
+        for name, port in self.side_ports.items():
+            port.install(self.down(name), None, None, self.addresses)
 
     def down(self, name: str) -> Shape:
-        """From the switch to a host. What the server's uplink loses is lost here, so that each worker's is counted."""
-        shape = shape_of(self.topology.link_of(name).down, self.loss_at)
-        if name == self.topology.server:
-            return shape
-        kept = (1.0 - shape.loss_ratio) * (1.0 - self.topology.link_of(self.topology.server).up.loss)
-        return replace(shape, loss_ratio=1.0 - kept)
+        """From the switch to a host."""
+        return shape_of(self.topology.link_of(name).down, self.loss_at)
 
     def install_steady(self) -> None:
         """No experiment, only what the topology says: for a lab that stands by itself."""
-        addresses = [host.address for host in self.lab.hosts.values()]
         for name, port in self.ports.items():
-            port.install(self.down(name), None, None, addresses)
-        self.install_uplink_losses(None, None)
+            port.install(self.down(name), None, None, self.addresses)
+        self.install_losses({}, None)
 
-    def install_uplink_losses(self, flow: Flow | None, key: Key | None) -> None:
-        """Steady loss of the workers' uplinks, counted as `flow` and `key` say; counters start at zero."""
-        for name, loss in self.uplink_losses.items():
-            loss.install(flow, key, [self.lab.hosts[name].address], self.topology.link_of(name).up.loss)
+    def install_losses(self, flows: Mapping[str, Flow], key: Key | None) -> None:
+        """Steady loss in front of the last link, counted as `flows` (by direction) and `key` say, from zero."""
+        for passage in self.passages.all:
+            loss = self.losses.get((passage.here, passage.there))
+            if loss is not None:
+                flow = flows.get(passage.direction or "")
+                loss.install(flow, key if flow else None, self.addresses, passage.shape.loss)
 
     def _port(self, label: str, netns: str, ifname: str, receiver: tuple[str, str] | None = None) -> Port:
         mtu = self.topology.mtu
@@ -74,19 +91,32 @@ class Wiring:
         loss = BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver, queues=False)
         return NetemPort(label, netns, ifname, classifier=loss)
 
-    def _install_uplink(self, name: str) -> None:
-        """From a host to the switch."""
-        host, place = self.lab.hosts[name], self.lab.port_of(name)
-        shape = shape_of(self.topology.link_of(name).up)
-        if shape.delay_us or shape.jitter_us or shape.rate_bps:
-            port = self._port(f"uplink of {name}", host.netns, host.ifname)
+    def _install_passage(self, passage: Passage) -> None:
+        """From a host to its switch, or from a switch to another."""
+        shape, here, there = shape_of(passage.shape), passage.here, passage.there
+        if passage.from_host:
+            host, place = self.lab.hosts[here], self.lab.port_of(here)
+            end = (host.netns, host.ifname)
+        else:
+            place = self.lab.port_between(here, there)
+            end = (place.netns, place.ifname)
+        queued = shape.limit_packets or shape.queue_bytes
+        if shape.delay_us or shape.jitter_us or shape.rate_bps or (queued and not passage.from_host):
+            port = self._port(passage.name, *end)
             port.install(replace(shape, loss_ratio=0.0), None, None, ())
-            self.uplinks[name] = port
-        if shape.loss_ratio and name != self.topology.server:
-            self.uplink_losses[name] = LossFilter(place.netns, place.ifname, "ingress")
+            if passage.from_host:
+                self.uplinks[here] = port
+            else:
+                self.trunks[here, there] = port
+        if shape.loss_ratio:
+            by: By = "destination" if passage.direction == "down" else "source"
+            self.losses[here, there] = LossFilter(
+                place.netns, place.ifname, "ingress" if passage.from_host else "egress", by=by
+            )
 
     def close(self) -> None:
-        for port in (*self.ports.values(), *self.uplinks.values()):
-            port.close()
-        for loss in self.uplink_losses.values():
+        for ports in (self.ports, self.side_ports, self.uplinks, self.trunks):
+            for port in ports.values():
+                port.close()
+        for loss in self.losses.values():
             loss.close()

@@ -1,4 +1,8 @@
-"""A bridge (bridge(8)) as a plain learning switch: no spanning tree, no multicast snooping, no IPv6."""
+"""A bridge (bridge(8)) as a switch that only forwards what it was told: it learns nothing and floods nothing.
+
+No spanning tree, no multicast snooping, no IPv6. A packet to an address without a static entry is dropped, so links may
+form loops without a broadcast storm.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from netem.kernel.errors import KernelError
 
 FORWARD_DELAY, STP_STATE, MCAST_SNOOPING = 1, 5, 23  # IFLA_BR_*, linux/if_link.h
 BRPORT_STATE = 1  # IFLA_BRPORT_STATE
+# IFLA_BRPORT_LEARNING, _UNICAST_FLOOD, _MCAST_FLOOD, _BCAST_FLOOD
+PORT_OFF = {8: b"\0", 9: b"\0", 27: b"\0", 30: b"\0"}
 BR_STATE_FORWARDING = 3  # linux/if_bridge.h
 AF_BRIDGE = 7  # linux/socket.h
 NTF_MASTER = 4  # linux/neighbour.h
@@ -60,6 +66,18 @@ def add_static(netlink: rt.Rtnetlink, entries: Iterable[tuple[int, str]]) -> Non
     )
 
 
+def no_flooding(netlink: rt.Rtnetlink, ports: Iterable[int]) -> None:
+    """Ports that forward static entries alone. Read back by `await_forwarding`."""
+    info: dict[int, rt.Value] = {rt.IFLA_INFO_SLAVE_DATA: PORT_OFF}
+    body = {rt.IFLA_LINKINFO: info}
+    netlink.ask(
+        [
+            rt.Request(f"switch off learning and flooding at port {port}", rt.NEWLINK, 0, rt.link_body(port, body))
+            for port in ports
+        ]
+    )
+
+
 def await_forwarding(netlink: rt.Rtnetlink, bridge: int, timeout_s: float = 5.0) -> list[rt.Link]:
     """Wait until every port of a bridge forwards; before that it drops. Returns all interfaces of the namespace.
 
@@ -72,6 +90,7 @@ def await_forwarding(netlink: rt.Rtnetlink, bridge: int, timeout_s: float = 5.0)
         links = netlink.links(f"read the ports of bridge {bridge}")
         waiting = [link.name for link in links if link.master == bridge and not _forwards(link)]
         if not waiting:
+            _check_ports(links, bridge)
             return links
         if time.monotonic() >= deadline:
             raise KernelError(f"bring up the ports of bridge {bridge}", detail=f"no carrier at {', '.join(waiting)}")
@@ -81,3 +100,11 @@ def await_forwarding(netlink: rt.Rtnetlink, bridge: int, timeout_s: float = 5.0)
 def _forwards(port: rt.Link) -> bool:
     state = port.info(rt.IFLA_INFO_SLAVE_DATA).get(BRPORT_STATE)
     return state is not None and rt.number(state) == BR_STATE_FORWARDING
+
+
+def _check_ports(links: Iterable[rt.Link], bridge: int) -> None:
+    for link in links:
+        if link.master == bridge:
+            held = link.info(rt.IFLA_INFO_SLAVE_DATA)
+            if any(held.get(option, b"\0") != off for option, off in PORT_OFF.items()):
+                raise KernelError(f"switch off learning and flooding at port {link.name}", detail="it is still on")

@@ -13,7 +13,7 @@ NDA_DST, NDA_LLADDR = 1, 2
 IFA_ADDRESS, IFA_LOCAL = 1, 2  # linux/if_addr.h
 SCOPE_LINK, PROTOCOL_KERNEL, TABLE_MAIN, TYPE_UNICAST = 253, 2, 254, 1  # linux/rtnetlink.h
 RTA_DST, RTA_OIF, RTA_PREFSRC, RTA_METRICS = 1, 4, 7, 8
-RTAX_CC_ALGO = 16
+RTAX_MTU, RTAX_CC_ALGO = 2, 16
 RTM_F_FIB_MATCH = 0x2000  # the route itself, not what it gives for one destination
 
 _ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, index
@@ -34,15 +34,20 @@ def neighbour(what: str, index: int, other: IPv4Address, mac: str) -> rt.Request
     return rt.Request(what, rt.NEWNEIGH, rt.CREATE | rt.REPLACE, body)
 
 
-def route(what: str, index: int, network: IPv4Network, own: IPv4Address, congestion_control: str) -> rt.Request:
-    """Replace the kernel's own route to an interface's network: the same, with a congestion control (congctl)."""
+def route(
+    what: str, index: int, network: IPv4Network, own: IPv4Address, congestion_control: str, mtu: int | None = None
+) -> rt.Request:
+    """Replace the kernel's own route to an interface's network: the same, with a congestion control (congctl).
+
+    mtu: of the path, where it is smaller than that of the interface.
+    """
     kinds = (TABLE_MAIN, PROTOCOL_KERNEL, SCOPE_LINK, TYPE_UNICAST)
     head = _ROUTE.pack(socket.AF_INET, network.prefixlen, 0, 0, *kinds, 0)
     values: dict[int, rt.Value] = {
         RTA_DST: network.network_address,
         RTA_OIF: index,
         RTA_PREFSRC: own,
-        RTA_METRICS: {RTAX_CC_ALGO: congestion_control},
+        RTA_METRICS: {RTAX_CC_ALGO: congestion_control, **({} if mtu is None else {RTAX_MTU: mtu})},
     }
     return rt.Request(what, rt.NEWROUTE, rt.CREATE | rt.REPLACE, head + rt.encode(values))
 

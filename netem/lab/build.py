@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
 from netem.kernel import bridge, ipv4, netns, offload, sysctl, veth
 from netem.kernel.errors import KernelError, Unavailable
-from netem.kernel.rtnetlink import Link, Rtnetlink, get_link, link_of, set_up
+from netem.kernel.rtnetlink import Link, Request, Rtnetlink, get_link, link_of, set_up
 from netem.kernel.veth import End, Pair
 from netem.lab.plan import BRIDGE_IFNAME, BRIDGE_INDEX, HOST_INDEX, Host, Plan
 
@@ -59,11 +59,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class PortPlace:
-    """The switch port that faces a host."""
+    """A switch port: the one that faces a host, or one that faces another switch."""
 
     netns: str
     ifname: str
     ifindex: int
+
+
+Places = dict[tuple[str, str], PortPlace]
+"""(switch, its neighbour) -> the switch's port that leads there."""
 
 
 class Builder:
@@ -77,8 +81,8 @@ class Builder:
     def close(self) -> None:
         self._stack.close()
 
-    def build(self) -> dict[str, PortPlace]:
-        """Everything in the namespaces, up and read back; returns the port that faces each host."""
+    def build(self) -> Places:
+        """Everything in the namespaces, up and read back; returns all switch ports."""
         self._enter({switch.netns: {**NO_IPV6, **NO_FIREWALL} for switch in self._plan.switches})
         self._enter({host.netns: {**NO_IPV6, **TCP_SETTINGS} for host in self._plan.hosts})
         for switch in self._plan.switches:
@@ -86,8 +90,11 @@ class Builder:
         self._lay_cables()
         self._write_offloads()
         self._forward()
+        known = _neighbours(self._plan)
         for host in self._plan.hosts:
-            _configure_host(self._plan, host, self._inside[host.netns].netlink, self._settings.congestion_control)
+            _configure_host(
+                self._plan, host, self._inside[host.netns].netlink, self._settings.congestion_control, known
+            )
         return self._await_ports()
 
     def _enter(self, sysctls: Mapping[str, Mapping[str, str]]) -> None:
@@ -104,11 +111,17 @@ class Builder:
         for cable in self._plan.cables:
             if cable.host is None:
                 bridge.add_port(self._inside[cable.far.netns].netlink, BRIDGE_INDEX, cable.far.index, PORT_GROUP)
+        ports: dict[str, list[int]] = {switch.netns: [] for switch in self._plan.switches}
+        for end in _port_ends(self._plan):
+            ports[end.netns].append(end.index)
+        for name, indexes in ports.items():
+            bridge.no_flooding(self._inside[name].netlink, indexes)
 
     def _write_offloads(self) -> None:
         """Segmentation happens in the host, so that the fabric sees packets of the MTU and loses them one by one.
 
-        TSO is off at a switch's ports too: the receiving host's GRO works only then (veth_set_features).
+        TSO is off at a switch's ports too: the receiving host's GRO works only then (veth_set_features). Their own GRO
+        is off: what one merged, the next link would lose as one.
         """
         at_host = {
             **dict.fromkeys(offload.TSO, False),
@@ -117,7 +130,7 @@ class Builder:
             offload.GRO: self._settings.gro,
             offload.GSO: self._settings.gso,
         }
-        at_port = dict.fromkeys(offload.TSO, False)
+        at_port = {**dict.fromkeys(offload.TSO, False), offload.GRO: False}
         features: offload.Features | None = None
         for cable in self._plan.cables:
             for end, wanted in ((cable.near, at_port), (cable.far, at_port if cable.host is None else at_host)):
@@ -130,7 +143,7 @@ class Builder:
             entries = [(e.index, e.mac) for e in self._plan.forwarding if e.netns == switch.netns]
             bridge.add_static(self._inside[switch.netns].netlink, entries)
 
-    def _await_ports(self) -> dict[str, PortPlace]:
+    def _await_ports(self) -> Places:
         """Wait until every switch port forwards: all hosts are up by now. The first packet then is not lost."""
         ports: dict[tuple[str, str], Link] = {}
         for switch in self._plan.switches:
@@ -145,28 +158,48 @@ class Builder:
         return _places(self._plan, ports)
 
 
-def _places(plan: Plan, ports: Mapping[tuple[str, str], Link]) -> dict[str, PortPlace]:
-    return {
-        cable.host: PortPlace(cable.near.netns, cable.near.ifname, ports[cable.near.netns, cable.near.ifname].index)
-        for cable in plan.cables
-        if cable.host is not None
-    }
+def _port_ends(plan: Plan) -> Iterator[End]:
+    """All switch ports."""
+    for cable in plan.cables:
+        yield cable.near
+        if cable.host is None:
+            yield cable.far
 
 
-def find_ports(plan: Plan) -> dict[str, PortPlace]:
-    """The port that faces each host of a lab that is already built. KernelError when one is missing."""
+def _places(plan: Plan, ports: Mapping[tuple[str, str], Link]) -> Places:
+    found: Places = {}
+    for cable in plan.cables:
+        near, far = cable.between
+        ends = [(near, far, cable.near)] + ([(far, near, cable.far)] if cable.host is None else [])
+        for here, there, end in ends:
+            found[here, there] = PortPlace(end.netns, end.ifname, ports[end.netns, end.ifname].index)
+    return found
+
+
+def find_ports(plan: Plan) -> Places:
+    """The switch ports of a lab that is already built. KernelError when one is missing."""
     ports: dict[tuple[str, str], Link] = {}
     for switch in plan.switches:
         with closing(netns.open_inside(switch.netns)) as inside:
             for link in inside.netlink.links(f"read the ports of {switch.netns}"):
                 ports[switch.netns, link.name] = link
-    for cable in plan.cables:
-        if (cable.near.netns, cable.near.ifname) not in ports:
-            raise KernelError(f"find interface {cable.near.netns}/{cable.near.ifname}", detail="not there")
+    for end in _port_ends(plan):
+        if (end.netns, end.ifname) not in ports:
+            raise KernelError(f"find interface {end.netns}/{end.ifname}", detail="not there")
     return _places(plan, ports)
 
 
-def _configure_host(plan: Plan, host: Host, netlink: Rtnetlink, congestion_control: str) -> None:
+def _neighbours(plan: Plan) -> dict[str, Request]:
+    """A static neighbour entry for each host: the same request at all others, so written once."""
+    return {
+        host.name: ipv4.neighbour(f"add neighbour {host.name}", HOST_INDEX, IPv4Address(host.address), host.mac)
+        for host in plan.hosts
+    }
+
+
+def _configure_host(
+    plan: Plan, host: Host, netlink: Rtnetlink, congestion_control: str, neighbours: Mapping[str, Request]
+) -> None:
     """Address, neighbours and route of one host, everything up; link and route read back.
 
     The congestion control is an attribute of the route (ip-route(8), congctl), for both ends of a connection. The
@@ -176,12 +209,13 @@ def _configure_host(plan: Plan, host: Host, netlink: Rtnetlink, congestion_contr
     what = f"configure {host.netns}/{host.ifname}"
     route_what = f"set congestion control {congestion_control} at {host.name}"
     network, own = IPv4Network(plan.network), IPv4Address(host.address)
+    narrower = host.path_mtu if host.path_mtu < host.mtu else None
     requests = [
         set_up(what, LOOPBACK_INDEX),
         ipv4.address(what, HOST_INDEX, own, host.prefix_length),
         set_up(what, HOST_INDEX),
-        *(ipv4.neighbour(what, HOST_INDEX, IPv4Address(n.address), n.mac) for n in plan.neighbours(host)),
-        ipv4.route(route_what, HOST_INDEX, network, own, congestion_control),
+        *(request for other, request in neighbours.items() if other != host.name),
+        ipv4.route(route_what, HOST_INDEX, network, own, congestion_control, narrower),
         get_link(what, HOST_INDEX),
         ipv4.find_route(what, network),
     ]

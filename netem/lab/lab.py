@@ -21,7 +21,7 @@ from netem.kernel.process import Child
 from netem.kernel.sockets import open_socket
 from netem.kernel.user import User
 from netem.lab import teardown
-from netem.lab.build import Builder, PortPlace, Settings, find_ports, read_settings
+from netem.lab.build import Builder, Places, PortPlace, Settings, find_ports, read_settings
 from netem.lab.plan import DEFAULT_NETWORK, Host, Plan, TopologyLike, make_plan
 from netem.state import (
     DEFAULT_DIR,
@@ -50,7 +50,7 @@ class Lab:
         self._state = state
         self._plan = plan
         self._settings = settings
-        self._places: dict[str, PortPlace] = {}
+        self._places: Places = {}
         self._children: list[Child] = []
         self._captures: list[Capture] = []
         self.problems: list[str] = []  # what went wrong while ending it
@@ -131,7 +131,15 @@ class Lab:
 
     def port_of(self, host: str) -> PortPlace:
         """The switch port that faces a host."""
-        return self._places[self._host(host).name]
+        name = self._host(host).name
+        return next(place for (_, beside), place in self._places.items() if beside == name)
+
+    def port_between(self, switch: str, neighbour: str) -> PortPlace:
+        """The port of a switch that faces a host or another switch."""
+        try:
+            return self._places[switch, neighbour]
+        except KeyError:
+            raise LabError(f"no link from switch {switch} to {neighbour} in lab {self.name}") from None
 
     def _host(self, name: str) -> Host:
         try:

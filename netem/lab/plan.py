@@ -10,15 +10,16 @@ from typing import Any, Protocol
 
 from netem.kernel.netns import NAME_LIMIT
 from netem.kernel.veth import End
+from netem.lab.routing import PlanError, Routes, routes
+
+__all__ = ["Cable", "Forwarding", "Host", "Plan", "PlanError", "Switch", "TopologyLike", "make_plan", "routes_of"]
 
 DEFAULT_NETWORK = "10.77.0.0/16"
-DEFAULT_MTU_BYTES = 1500
+MAX_MTU_BYTES = 65535
 HOST_IFNAME = "eth0"
 BRIDGE_IFNAME = "br0"
 # Indexes are planned too: no look-up, and both ends of a cable differ (a carrier is then noticed at once).
 HOST_INDEX, BRIDGE_INDEX, FIRST_PORT_INDEX = 2, 2, 3
-# With more hosts than this only pairs with a server get a static neighbour entry (the number of pairs is quadratic).
-ALL_PAIRS_LIMIT = 16
 ID_PATTERN = re.compile(r"dn[0-9a-f]{4}")
 
 
@@ -38,7 +39,7 @@ class HostLike(Protocol):
 
 
 class TopologyLike(Protocol):
-    """What a lab needs to know of netem.spec's Topology; several switches in a tree would do as well."""
+    """What a lab needs to know of netem.spec's Topology: any graph of hosts and switches in one piece."""
 
     @property
     def name(self) -> str: ...
@@ -53,23 +54,23 @@ class TopologyLike(Protocol):
     def links(self) -> Sequence[LinkLike]: ...
 
 
-class PlanError(ValueError):
-    """The topology is not one tree of switches with every host on exactly one of them."""
-
-
 @dataclass(frozen=True)
 class Host:
-    """A host as the kernel knows it. Rank 0 is the server; workers count from 1 in the topology's order."""
+    """A host as the kernel knows it. Rank 0 is the server; workers count from 1 in the topology's order.
+
+    path_mtu: what fits through every link between switches too.
+    """
 
     name: str
     role: str
-    rank: int
+    rank: int | None
     netns: str
     ifname: str
     address: str
     prefix_length: int
     mac: str
     mtu: int
+    path_mtu: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Cable:
     far: End
     mtu_bytes: int
     host: str | None  # the host at the far end
+    between: tuple[str, str]  # the names of both ends, near and far
 
 
 @dataclass(frozen=True)
@@ -125,55 +127,57 @@ class Plan:
             network=raw["network"],
             hosts=tuple(Host(**host) for host in raw["hosts"]),
             switches=tuple(Switch(**switch) for switch in raw["switches"]),
-            cables=tuple(Cable(End(**c["near"]), End(**c["far"]), c["mtu_bytes"], c["host"]) for c in raw["cables"]),
+            cables=tuple(_cable_of(cable) for cable in raw["cables"]),
             forwarding=tuple(Forwarding(**entry) for entry in raw["forwarding"]),
         )
 
-    def neighbours(self, host: Host) -> tuple[Host, ...]:
-        """The hosts that get a static neighbour entry at `host`, so that no ARP request can be lost."""
-        everyone = len(self.hosts) <= ALL_PAIRS_LIMIT
-        servers = {"server"}
-        return tuple(
-            other
-            for other in self.hosts
-            if other is not host and (everyone or host.role in servers or other.role in servers)
-        )
+
+def _cable_of(raw: Mapping[str, Any]) -> Cable:
+    first, second = raw["between"]
+    return Cable(End(**raw["near"]), End(**raw["far"]), raw["mtu_bytes"], raw["host"], (first, second))
 
 
 def make_plan(topology: TopologyLike, lab_id: str, network: str = DEFAULT_NETWORK) -> Plan:
-    """Plan a lab. PlanError when the topology is not a tree, or the network is too small."""
+    """Plan a lab. PlanError when the topology is not one graph, or the network is too small."""
     if not ID_PATTERN.fullmatch(lab_id):
         raise PlanError(f"lab id {lab_id!r}: expected dn and four hexadecimal digits")
     net = ipaddress.IPv4Network(network)
-    ranked = _ranked(topology.hosts)
-    if len(ranked) + len(topology.switches) > net.num_addresses - 2:
-        raise PlanError(f"{len(ranked)} hosts do not fit into {network}")
-    spaces = _namespaces(lab_id, [*ranked, *topology.switches])
-    mtus = _host_mtus(topology, ranked)
+    ordered = _ordered(topology.hosts)
+    if len(ordered) + len(topology.switches) > net.num_addresses - 2:
+        raise PlanError(f"{len(ordered)} hosts do not fit into {network}")
+    ways = routes_of(topology)
+    spaces = _namespaces(lab_id, [*ordered, *topology.switches])
+    mtus, narrowest = _mtus(topology)
     hosts = tuple(
         Host(
             name=name,
             role=topology.hosts[name].role,
-            rank=rank,
+            rank=number if topology.hosts[name].role in ("server", "worker") else None,
             netns=spaces[name],
             ifname=HOST_IFNAME,
-            address=str(net[rank + 1]),
+            address=str(net[number + 1]),
             prefix_length=net.prefixlen,
-            mac=_mac(0, rank + 1),
+            mac=_mac(0, number + 1),
             mtu=mtus[name],
+            path_mtu=min(mtus[name], narrowest),
         )
-        for rank, name in enumerate(ranked)
+        for number, name in enumerate(ordered)
     )
     switches = tuple(Switch(name, spaces[name], _mac(1, number)) for number, name in enumerate(topology.switches))
     cables, ends = _cables(topology, {h.name: h for h in hosts}, {s.name: s for s in switches})
-    forwarding = tuple(_forwarding(hosts, switches, ends))
+    forwarding = tuple(_forwarding(hosts, ways, ends))
     return Plan(lab_id, topology.name, str(net), hosts, switches, cables, forwarding)
 
 
-def _ranked(hosts: Mapping[str, HostLike]) -> list[str]:
-    """Host names by rank: the server first, then the others in the file's order."""
-    servers = [name for name, host in hosts.items() if host.role == "server"]
-    return [*servers, *(name for name in hosts if name not in servers)]
+def routes_of(topology: TopologyLike) -> Routes:
+    """Every way in a lab of this topology. PlanError when it is not one graph."""
+    return routes(_ordered(topology.hosts), topology.switches, [link.between for link in topology.links])
+
+
+def _ordered(hosts: Mapping[str, HostLike]) -> list[str]:
+    """Host names by number: the server, the workers, then those without a rank, each in the file's order."""
+    place = {"server": 0, "worker": 1}
+    return sorted(hosts, key=lambda name: place.get(hosts[name].role, 2))
 
 
 def _mac(kind: int, number: int) -> str:
@@ -196,18 +200,14 @@ def _namespaces(lab_id: str, names: Sequence[str]) -> dict[str, str]:
     return spaces
 
 
-def _host_mtus(topology: TopologyLike, hosts: Iterable[str]) -> dict[str, int]:
-    mtus: dict[str, int] = {}
+def _mtus(topology: TopologyLike) -> tuple[dict[str, int], int]:
+    """The MTU of each host's link, and the smallest of the links between switches."""
+    mtus, trunks = {}, []
     for link in topology.links:
-        for end in link.between:
-            if end in topology.hosts:
-                if end in mtus:
-                    raise PlanError(f"host {end} has more than one link")
-                mtus[end] = link.mtu
-    missing = sorted(set(hosts) - set(mtus))
-    if missing:
-        raise PlanError(f"no link to {', '.join(missing)}")
-    return mtus
+        hosts = [end for end in link.between if end in topology.hosts]
+        mtus.update(dict.fromkeys(hosts, link.mtu))
+        trunks += [] if hosts else [link.mtu]
+    return mtus, min(trunks, default=MAX_MTU_BYTES)
 
 
 def _cables(
@@ -216,11 +216,10 @@ def _cables(
     """The cables, and for each (switch, neighbour) the switch's port that leads there."""
     cables = []
     ends: dict[tuple[str, str], End] = {}
+    numbers = {name: number for number, name in enumerate(hosts)}
     for number, link in enumerate(topology.links):
         near, far = link.between if link.between[0] in switches else link.between[::-1]
-        if near not in switches or far not in {**hosts, **switches} or near == far:
-            raise PlanError(f"link {' - '.join(link.between)}: expected a switch and a host, or two switches")
-        port = f"p{hosts[far].rank}" if far in hosts else f"x{number}a"
+        port = f"p{numbers[far]}" if far in hosts else f"x{number}a"
         index = FIRST_PORT_INDEX + 2 * number
         near_end = End(switches[near].netns, port, _mac(2, 2 * number), index)
         if far in hosts:
@@ -229,29 +228,13 @@ def _cables(
             far_end = End(switches[far].netns, f"x{number}b", _mac(2, 2 * number + 1), index + 1)
             ends[far, near] = far_end
         ends[near, far] = near_end
-        cables.append(Cable(near_end, far_end, link.mtu, far if far in hosts else None))
-    if len(ends) != len(cables) + sum(cable.host is None for cable in cables):
-        raise PlanError("two links between the same pair")
+        cables.append(Cable(near_end, far_end, link.mtu, far if far in hosts else None, (near, far)))
     return tuple(cables), ends
 
 
-def _forwarding(
-    hosts: Sequence[Host], switches: Sequence[Switch], ends: Mapping[tuple[str, str], End]
-) -> Iterable[Forwarding]:
-    """Walk the tree from each host: every switch reached gets an entry that points back."""
-    adjacent: dict[str, list[str]] = {switch.name: [] for switch in switches}
-    for switch, neighbour in ends:
-        adjacent[switch].append(neighbour)
-    if len(ends) - len(hosts) != 2 * (len(switches) - 1):
-        raise PlanError("the switches and the links between them must form one tree")
+def _forwarding(hosts: Sequence[Host], ways: Routes, ends: Mapping[tuple[str, str], End]) -> Iterable[Forwarding]:
+    """At every switch an entry for every host: the port that its next hop is behind."""
     for host in hosts:
-        reached = {host.name}
-        frontier = [(host.name, switch) for switch in adjacent if host.name in adjacent[switch]]
-        while frontier:
-            back, switch = frontier.pop()
-            port = ends[switch, back]
+        for switch, following in ways.next_hop[host.name].items():
+            port = ends[switch, following]
             yield Forwarding(port.netns, port.ifname, host.mac, port.index)
-            reached.add(switch)
-            frontier += [(switch, n) for n in adjacent[switch] if n in adjacent and n not in reached]
-        if len(reached) != len(switches) + 1:
-            raise PlanError(f"{host.name} does not reach every switch")

@@ -71,13 +71,21 @@ class LossFilter:
 
     `counter_entries` bounds the (sender, index, kind) combinations that are counted apart; what finds no
     room is still decided, and counted in `events()`. The default has room for 16,384 rounds of every
-    sender.
+    sender. With `by` "destination" all that is said of sources here, in rules and in counters, is meant of
+    the packets' destinations: for a place that many receivers' packets of one sender pass.
     """
 
     def __init__(
-        self, netns: str | None, ifname: str, hook: Hook = "egress", *, counter_entries: int | None = None
+        self,
+        netns: str | None,
+        ifname: str,
+        hook: Hook = "egress",
+        *,
+        counter_entries: int | None = None,
+        by: program.By = "source",
     ) -> None:
         self.place = (netns, ifname, hook)
+        self.by: program.By = by
         self._entries = counter_entries
         self._lock = threading.Lock()  # the maps' buffers are shared, and system calls let other threads run
         self._owned: ExitStack | None = None
@@ -89,7 +97,7 @@ class LossFilter:
 
         Counters start at zero, without loss but for the base loss.
         """
-        text = program.loss_program(flow, key)
+        text = program.loss_program(flow, key, self.by)
         with self._lock, ExitStack() as stack:
             self._flow, self._key = flow, key
             self._sources = {source: ipaddress.IPv4Address(source).packed for source in sources}

@@ -19,6 +19,7 @@ counted and passed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from netem.kernel.bpf_asm import FP, R0, R1, R2, R3, R4, R6, R7, R8, R9, Assembler, Register, Size
 from netem.links import mask
@@ -75,7 +76,11 @@ class _Headers:
         return self.transport + _UDP
 
 
-def loss_program(flow: Flow | None, key: Key | None) -> Assembler:
+By = Literal["source", "destination"]
+"""Whose packets rules and counters tell apart: the sender's, or the receiver's where all have one sender."""
+
+
+def loss_program(flow: Flow | None, key: Key | None, by: By = "source") -> Assembler:
     """The program's text. A key needs a UDP flow; ValueError when it reaches past PAYLOAD_MAX."""
     if key is not None and (flow is None or flow.proto != "udp"):
         raise ValueError("a key needs a UDP flow: it names bytes of the UDP payload")
@@ -85,7 +90,7 @@ def loss_program(flow: Flow | None, key: Key | None) -> Assembler:
     headers = _Headers(ports if key is None else _UDP + key.payload_bytes)
     a = Assembler()
     _load_headers(a, headers)
-    _find_rule(a, headers)
+    _find_rule(a, headers, by)
     _prepare(a, headers)
     if flow is not None:
         if key is not None:
@@ -127,13 +132,13 @@ def _load_headers(a: Assembler, headers: _Headers) -> None:
     a.label("ip there")
 
 
-def _find_rule(a: Assembler, headers: _Headers) -> None:
-    """R9 = control, R7 = rule of the packet's source; packets that have none pass."""
+def _find_rule(a: Assembler, headers: _Headers, by: By) -> None:
+    """R9 = control, R7 = rule of the packet's source (or destination); packets that have none pass."""
     a.store(4, FP, _ZERO, 0)
     _lookup(a, "control", _ZERO)
     a.jump_if(R0, "==", 0, "pass")
     a.mov(R9, Register(R0))
-    a.load(4, R1, FP, headers.ip + 12)
+    a.load(4, R1, FP, headers.ip + (12 if by == "source" else 16))
     a.store(4, FP, _RULE_KEY, Register(R1))
     a.store(4, FP, _COUNTER_KEY, Register(R1))
     a.load(8, R1, R9, _BANK)

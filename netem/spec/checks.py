@@ -9,6 +9,7 @@ from typing import Literal
 
 from netem.spec.expand import matching
 from netem.spec.fields import did_you_mean, shown
+from netem.spec.graph import check_graph, check_roles
 from netem.spec.scenario import (
     PROFILE_UNITS,
     TRAIN_SAMPLES,
@@ -20,7 +21,7 @@ from netem.spec.scenario import (
     iterations_total,
 )
 from netem.spec.source import Path_, Source
-from netem.spec.topology import MAX_WORKERS, Topology
+from netem.spec.topology import Topology
 from netem.spec.units import UnitError
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
@@ -30,22 +31,8 @@ _TRANSPORT = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 def check_topology(topology: Topology, source: Source, at: Path_ = ()) -> None:
     """Raises SpecError. `at` is where the topology lies in the source."""
     _check_names(topology, source, at)
-    servers = [name for name, host in topology.hosts.items() if host.role == "server"]
-    if not servers:
-        raise source.error((*at, "hosts"), "no host has the role server; exactly one is needed")
-    if len(servers) > 1:
-        message = f"more than one server: {', '.join(servers)}; exactly one is needed"
-        raise source.error((*at, "hosts", servers[1]), message)
-    if not 1 <= len(topology.workers) <= MAX_WORKERS:
-        message = f"{len(topology.workers)} workers are out of range; allowed: 1 to {MAX_WORKERS}"
-        raise source.error((*at, "hosts"), message)
-    if len(topology.switches) != 1:
-        message = f"{len(topology.switches)} switches; a topology is a star around exactly one"
-        raise source.error((*at, "switches"), message)
-    linked = {link.host for link in topology.links}
-    for host in topology.hosts:
-        if host not in linked:
-            raise source.error((*at, "hosts", host), f"host {host!r} is linked to nothing; every host needs one link")
+    check_roles(topology, source, at)
+    check_graph(topology, source, at)
     for index, link in enumerate(topology.links):
         for direction in ("up", "down"):
             shape = getattr(link, direction)
@@ -86,6 +73,8 @@ def check_scenario(spec: Scenario, source: Source) -> None:
 
 def _check_workload(spec: Scenario, source: Source) -> None:
     work = spec.workload
+    if isinstance(work, Train | Replay) and not spec.topology.ranks:
+        raise source.error(("topology", "hosts"), f"no host has a rank; a workload of kind {work.kind} needs a server")
     if isinstance(work, Train):
         if TRAIN_SAMPLES[work.data] < len(spec.topology.workers):
             raise source.error(("workload", "data"), f"{work.data} has fewer samples than there are workers")

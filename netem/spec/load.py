@@ -17,7 +17,7 @@ from netem.spec.fields import FROM_FILE, WITH_UNITS, did_you_mean, explain
 from netem.spec.merge import override
 from netem.spec.scenario import Scenario
 from netem.spec.source import Node, Path_, Source, SpecError, parse, read_file
-from netem.spec.topology import Topology
+from netem.spec.topology import SHAPES, Topology
 
 Kind = Literal["scenario", "topology"]
 _FOLDERS: dict[Kind, str] = {"scenario": "scenarios", "topology": "topologies"}
@@ -49,7 +49,7 @@ def load_topology(name: str | Path, overrides: Sequence[str] = ()) -> Topology:
     """A topology by path or bare name, with `key=value` overrides. Raises SpecError."""
     path = _locate("topology", str(name), None)
     root = read_file(path)
-    if root.child("name") is None and root.child("extends") is None and root.child("star") is None:
+    if not any(root.child(key) is not None for key in ("name", "extends", *SHAPES)):
         root = root.with_items(name=Node(path.stem, root.mark))
     return _topology(root, overrides)
 

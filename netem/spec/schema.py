@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from netem.spec.scenario import Scenario
-from netem.spec.topology import MAX_WORKERS, SHAPE_KEYS, Topology
+from netem.spec.shapes import MAX_K
+from netem.spec.topology import MAX_HOSTS, MAX_SWITCHES, MAX_WORKERS, SHAPE_KEYS, SHAPES, Topology
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _WORKERS = {"type": "integer", "minimum": 1, "maximum": MAX_WORKERS}
@@ -27,21 +28,44 @@ def _open_topology(topology: dict[str, Any], definitions: dict[str, Any]) -> Non
     topology["properties"] |= {
         "extends": {"type": "string", "description": "Name or path of a topology to start from."},
         "workers": {**_WORKERS, "description": "Number of workers in place of the base's."},
-        "star": {
-            "type": "object",
-            "properties": {"workers": _WORKERS},
-            "required": ["workers"],
-            "additionalProperties": False,
-        },
+        **_short_forms(),
     }
     topology["anyOf"] = [
         {"required": ["extends"]},
-        {"required": ["star"]},
+        *({"required": [form]} for form in SHAPES),
         {"required": ["hosts", "switches", "links"]},
     ]
     del topology["required"]
-    shape = definitions["LinkShape"]["properties"]
-    definitions["Link"]["properties"] |= {key: shape[key] for key in SHAPE_KEYS}
+    definitions["HostSpec"].pop("required")
+    shape, link = definitions["LinkShape"]["properties"], definitions["Link"]
+    link["properties"] |= {key: shape[key] for key in SHAPE_KEYS}
+    kept = {key: value for key, value in link["properties"].items() if key != "between"}
+    topology["properties"]["defaults"] = {"type": "object", "properties": kept, "additionalProperties": False}
+
+
+def _short_forms() -> dict[str, Any]:
+    """The forms that `netem.spec.shapes` expands."""
+
+    def form(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+        properties = {**required, **optional}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": list(required),
+            "additionalProperties": False,
+        }
+
+    count = {"type": "integer", "minimum": 0, "maximum": MAX_HOSTS}
+    roles = {"server": {"type": "integer", "minimum": 0, "maximum": 1}, "workers": count, "hosts": count}
+    group = {"anyOf": [count, {"type": "object", "properties": roles, "additionalProperties": False}]}
+    switches = {"type": "integer", "minimum": 1, "maximum": MAX_SWITCHES}
+    return {
+        "star": form({"workers": _WORKERS}, hosts=count),
+        "dumbbell": form({"left": group, "right": group}),
+        "leaf_spine": form({"leaves": switches, "spines": switches, "hosts_per_leaf": group}),
+        "two_site": form({"site1": group, "site2": group}),
+        "fat_tree": form({"k": {"type": "integer", "minimum": 2, "maximum": MAX_K}}, hosts_per_edge=group),
+    }
 
 
 def _open_scenario(result: dict[str, Any], definitions: dict[str, Any]) -> None:

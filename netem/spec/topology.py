@@ -1,4 +1,4 @@
-"""The topology: hosts, one switch, and what each link does to packets, resolved to one link per host."""
+"""The topology: a graph of hosts and switches, and what each link between them does to packets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from netem.spec.fields import Delay, Name, Rate, Ratio, Spec, from_file, refuse
 from netem.spec.units import SIZE, UnitError, format_size, parse_size_bytes
 
 MAX_WORKERS = 64
+MAX_HOSTS = 128
+MAX_SWITCHES = 128
+SHAPES = ("star", "dumbbell", "leaf_spine", "two_site", "fat_tree")
+"""Short forms: what `netem.spec.shapes` expands."""
+Role = Literal["server", "worker", "host"]
+"""`host`: an address and no rank, for commands and for traffic that is not the training's."""
+
 DEFAULT_MTU = 1500
 
 SHAPE_KEYS = ("delay", "jitter", "rate", "loss", "queue")
@@ -88,23 +95,24 @@ class LinkShape(Spec):
 
 
 class Link(Spec):
-    """The cable between one host and the switch."""
+    """The cable between a host and a switch, or between two switches."""
 
     shorthand_keys: ClassVar[frozenset[str]] = frozenset(SHAPE_KEYS)
 
     between: tuple[str, str]
-    """(host, switch)."""
+    """(host, switch), or two switches, of which the first is the lower end of `up`."""
     mtu: Annotated[int, Field(ge=576, le=65535)] = DEFAULT_MTU
     """Largest IP packet in bytes, both directions."""
     reorder: Literal["refuse", "allow"] = "refuse"
     """Whether jitter may reorder packets, which it does where no rate is set."""
     up: LinkShape = LinkShape()
-    """From the host to the switch."""
+    """From the host to the switch; between switches from the first to the second."""
     down: LinkShape = LinkShape()
-    """From the switch to the host."""
+    """The other way."""
 
     @property
     def host(self) -> str:
+        """The host, or the first switch."""
         return self.between[0]
 
     @property
@@ -113,23 +121,30 @@ class Link(Spec):
 
 
 class HostSpec(Spec):
-    role: Literal["server", "worker"]
+    role: Role
 
 
 class Topology(Spec):
-    """A star: one server, 1..64 workers, one switch. Ranks: the server 0, the workers 1..n in the file's order."""
+    """Hosts, switches and links. Ranks: the server 0, the workers 1..n in the file's order; other hosts have none.
 
-    shorthand_keys: ClassVar[frozenset[str]] = frozenset({"extends", "workers", "star"})
+    Where there are workers there is one server. Every host has one link, to a switch, and reaches every other.
+    """
+
+    shorthand_keys: ClassVar[frozenset[str]] = frozenset({"extends", "workers", "defaults", *SHAPES})
 
     name: Name
     hosts: dict[str, HostSpec]
     switches: tuple[str, ...]
     links: tuple[Link, ...]
-    """One for each host, in the hosts' order."""
+    """One for each host, in the hosts' order, and then those between switches."""
 
     @property
     def server(self) -> str:
-        return next(name for name, host in self.hosts.items() if host.role == "server")
+        """Raises LookupError for a topology without ranks."""
+        for name, host in self.hosts.items():
+            if host.role == "server":
+                return name
+        raise LookupError(f"topology {self.name} has no server")
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -137,17 +152,28 @@ class Topology(Spec):
 
     @property
     def ranks(self) -> dict[str, int]:
-        """Host name -> rank, in rank order."""
+        """Host name -> rank, in rank order; empty where nobody has one."""
+        if not any(host.role == "server" for host in self.hosts.values()):
+            return {}
         return {name: rank for rank, name in enumerate((self.server, *self.workers))}
+
+    @property
+    def host_links(self) -> tuple[Link, ...]:
+        return tuple(link for link in self.links if link.host in self.hosts)
+
+    @property
+    def trunks(self) -> tuple[Link, ...]:
+        """Links between switches."""
+        return tuple(link for link in self.links if link.host not in self.hosts)
 
     @property
     def shapes_uplinks(self) -> bool:
         """Whether hosts have a qdisc of their own: packets must then not reach it in bundles."""
-        return any(link.up.rate_bps or link.up.delay_s or link.up.jitter_s for link in self.links)
+        return any(link.up.rate_bps or link.up.delay_s or link.up.jitter_s for link in self.host_links)
 
     def link_of(self, host: str) -> Link:
         """Raises KeyError for a host that the topology does not have."""
-        for link in self.links:
+        for link in self.host_links:
             if link.host == host:
                 return link
         raise KeyError(host)
@@ -167,7 +193,7 @@ def star(workers: int, *, name: str | None = None, **link: Any) -> Topology:
     """The star that `{star: {workers: n}}` describes. `link` are fields of Link for every link (mtu, up, down)."""
     if not 1 <= workers <= MAX_WORKERS:
         raise ValueError(f"{workers} workers: a star has 1 to {MAX_WORKERS}")
-    roles: dict[str, Literal["server", "worker"]] = {"server": "server"}
+    roles: dict[str, Role] = {"server": "server"}
     roles |= {f"worker{rank}": "worker" for rank in range(1, workers + 1)}
     return Topology(
         name=name or f"star{workers}",

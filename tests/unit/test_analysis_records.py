@@ -152,4 +152,4 @@ def test_counters_become_counts_of_flows() -> None:
     count = LinkCount.from_counter(Counter("10.77.0.2", 40, 100, 90, 151_400), "up", 1)
     assert count == LinkCount("up", 1, 40, 100, 90, 151_400)
     table = counts_by_flow([count, count, replace(count, round=None)])
-    assert table == {(40, 1, "up"): LinkCount("up", 1, 40, 200, 180, 302_800)}
+    assert table == {(40, 1, "up"): LinkCount("up", 1, 40, 200, 180, 302_800, 200, 180)}

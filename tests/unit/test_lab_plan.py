@@ -84,12 +84,6 @@ def test_forwarding_through_a_tree() -> None:
     assert len(plan.forwarding) == 9
 
 
-def test_few_hosts_know_all_neighbours_many_know_the_server() -> None:
-    few, many = make_plan(star(3), "dn0000"), make_plan(star(64), "dn0000")
-    assert all(len(few.neighbours(host)) == 3 for host in few.hosts)
-    assert [len(many.neighbours(host)) for host in many.hosts[:3]] == [64, 1, 1]
-
-
 def test_a_plan_survives_its_state_file() -> None:
     plan = make_plan(star(5), "dn00ff")
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
@@ -100,15 +94,14 @@ def test_a_plan_survives_its_state_file() -> None:
     [
         (tree("server w", "sw", "server-sw"), "no link to w"),
         (tree("server w", "sw", "server-sw w-sw w-sw"), "more than one link"),
-        (tree("server w", "sw", "server-sw w-server"), "more than one link"),
+        (tree("server w", "sw", "server-sw w-server"), "expected a switch and a host"),
         (tree("server w", "sw", "server-sw w-xx"), "expected a switch and a host"),
-        (tree("server w", "s1 s2", "server-s1 w-s2"), "one tree"),
+        (tree("server w", "s1 s2", "server-s1 w-s2"), "no way from switch s2"),
         (tree("server w", "s1 s2", "server-s1 w-s2 s1-s2 s2-s1"), "same pair"),
-        (tree("server w", "s1 s2 s3", "server-s1 w-s2 s1-s2 s2-s3 s3-s1"), "one tree"),
-        (tree("server w", "s1 s2 s3 s4", "server-s1 w-s1 s2-s3 s3-s4 s4-s2"), "does not reach"),
+        (tree("server w", "s1 s2 s3 s4", "server-s1 w-s1 s2-s3 s3-s4 s4-s2"), "no way from switch s2"),
     ],
 )
-def test_what_is_not_a_tree_is_refused(topology: Tree, message: str) -> None:
+def test_what_is_not_one_graph_is_refused(topology: Tree, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         make_plan(topology, "dn0000")
 

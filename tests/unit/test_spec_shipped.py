@@ -29,7 +29,8 @@ TOPOLOGIES = sorted((ROOT / "topologies").glob("*.yaml"))
 def test_all_of_them_are_there() -> None:
     expected = {"burst60", "burst70", "burst80", "burst90", "burst90-replay", "sweep-replay", "clean", "adaptive"}
     assert {path.stem for path in SCENARIOS} >= expected
-    assert {path.stem for path in TOPOLOGIES} >= {"star", "star3"}
+    shipped = {"star", "star3", "dumbbell", "leaf-spine", "two-site", "fat-tree4", "graph"}
+    assert {path.stem for path in TOPOLOGIES} >= shipped
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
@@ -43,7 +44,7 @@ def test_a_shipped_scenario_loads_and_its_resolved_form_is_equal(path: Path) -> 
 def test_a_shipped_topology_loads_and_its_resolved_form_is_equal(path: Path) -> None:
     topology = load_topology(path)
     assert topology.name == path.stem
-    assert len(topology.workers) == 3
+    assert topology.workers
     assert load_topology_text(resolved_yaml(topology)) == topology
 
 
@@ -160,6 +161,9 @@ def test_the_schema_refuses(old: str, new: str) -> None:
 def test_the_schema_accepts_shorthands() -> None:
     form = schema("topology")
     assert accepts(form, {"extends": "star3", "workers": 8, "links": [{"between": ["*", "sw"], "delay": "5 ms"}]}, form)
+    group = {"workers": 3, "hosts": 1}
+    assert accepts(form, {"dumbbell": {"left": 4, "right": group}, "defaults": {"rate": "1 Gbit"}}, form)
+    assert not accepts(form, {"dumbbell": {"left": 4}}, form)
     scenario = schema("scenario")
     bursts = [{"iteration": 1, "loss": "9%", "workers": "w1"}]
     assert accepts(scenario, {"extends": "burst90", "bursts": bursts}, scenario)

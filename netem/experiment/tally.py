@@ -1,0 +1,41 @@
+"""What several links in a row have counted of one flow, as one count. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tally(NamedTuple):
+    """Packets of a flow on its way: seen by the first link that counts, and dropped by the losses of all.
+
+    trials, hits: what is left of both without the packets that queues between these links took: the share
+        hits / trials is that of the losses alone.
+    """
+
+    seen: int = 0
+    dropped: int = 0
+    bytes_seen: int = 0
+    trials: int = 0
+    hits: int = 0
+
+    @classmethod
+    def of(cls, seen: int, dropped: int, bytes_seen: int) -> Tally:
+        """One link."""
+        return cls(seen, dropped, bytes_seen, seen, dropped)
+
+    def behind(self, seen: int, dropped: int, bytes_seen: int) -> Tally:
+        """This one with a link in front of it.
+
+        With nothing dropped between them that link saw as many as the others and its own drops; else its share of drops
+        is taken of as many packets as had to enter it for the others to see what they saw.
+        """
+        kept = seen - dropped
+        trials = round(self.trials * seen / kept) if kept else seen
+        hits = self.hits + trials - self.trials
+        return Tally(seen, dropped + self.dropped, bytes_seen, trials, hits)
+
+    def plus(self, other: Tally) -> Tally:
+        return Tally(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def minus(self, other: Tally) -> Tally:
+        return Tally(*(a - b for a, b in zip(self, other, strict=True)))
