@@ -29,6 +29,8 @@ class Tally(NamedTuple):
         With nothing dropped between them that link saw as many as the others and its own drops; else its share of drops
         is taken of as many packets as had to enter it for the others to see what they saw.
         """
+        if not self.seen:
+            return Tally.of(seen, dropped, bytes_seen)
         kept = seen - dropped
         trials = round(self.trials * seen / kept) if kept else seen
         hits = self.hits + trials - self.trials
