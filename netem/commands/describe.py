@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from netem.commands.layout import Row, kinds, levels, rows, several, upper_ends
+from netem.lab.routing import METHOD
 from netem.spec import (
     Burst,
     Link,
@@ -21,64 +23,73 @@ from netem.spec.units import format_rate, format_ratio, format_size, format_time
 
 WIDTH = 78
 _LABEL = 12
-MAX_ROWS = 8
+_PLAIN = "as fast as the machine"
 MAX_BURSTS = 8
 
 
 def topology_lines(topology: Topology) -> list[str]:
-    """The star as a drawing; many workers with equal links share a row."""
-    rows = _worker_rows(topology)
-    stem = f"{topology.server} ── {topology.switches[0]} "
-    middle = (len(rows) - 1) // 2
-    lines = []
-    for index, (name, rank) in enumerate(rows):
-        prefix = f"{stem}─" if index == middle else " " * (len(stem) + 1)
-        lines.append(f"{prefix}{_branch(index, len(rows), index == middle)} {name}   {rank}".rstrip())
+    """Levels of switches, each switch with its hosts, and what the links do."""
+    found = levels(topology)
+    below = rows(topology, link_words)
+    lines = [] if len(topology.switches) == 1 else _level_lines(found)
+    upper = upper_ends(topology)
+    for switch in (name for level in found for name in level):
+        if switch in below or upper[switch]:
+            lines.append(f"{switch} ── {several(upper[switch], 6)}" if upper[switch] else switch)
+            lines += _host_lines(below.get(switch, ()))
+    if len(topology.switches) > 1:
+        lines += ["", *textwrap.wrap(f"ways: {METHOD}", WIDTH, subsequent_indent="  ")]
     return lines + _link_lines(topology)
 
 
-def _branch(index: int, rows: int, joined: bool) -> str:
-    if rows == 1:
-        return "─"
-    if index == 0:
-        return "┬─" if joined else "┌─"
-    if index == rows - 1:
-        return "└─"
-    return "┼─" if joined else "├─"
+def _level_lines(found: list[list[str]]) -> list[str]:
+    """The uppermost first, a level a line."""
+    width = max(len(name) for level in found for name in level)
+    lines = []
+    for level in reversed(found):
+        text = "  ".join(name.ljust(width) for name in level)
+        lines += textwrap.wrap(text, WIDTH, break_on_hyphens=False) or [text]
+    return [*(line.rstrip() for line in lines), ""]
 
 
-def _worker_rows(topology: Topology) -> list[tuple[str, str]]:
-    ranks = topology.ranks
-    if len(topology.workers) <= MAX_ROWS:
-        return [(name, f"rank {ranks[name]}") for name in topology.workers]
-    groups: list[list[str]] = []
-    for name in topology.workers:
-        if groups and _properties(topology.link_of(groups[-1][0])) == _properties(topology.link_of(name)):
-            groups[-1].append(name)
-        else:
-            groups.append([name])
+def _host_lines(below: Sequence[Row]) -> list[str]:
+    width = max((len(row.name) for row in below), default=0)
     return [
-        (f"{g[0]} … {g[-1]}", f"ranks {ranks[g[0]]} to {ranks[g[-1]]}") if len(g) > 1 else (g[0], f"rank {ranks[g[0]]}")
-        for g in groups
+        f"  {'└─' if row is below[-1] else '├─'} {row.name.ljust(width)}   {row.words}"
+        + (" (server)" if row.role == "server" and row.name != "server" else "")
+        for row in below
     ]
 
 
 def _link_lines(topology: Topology) -> list[str]:
-    """What the links do, hosts with equal links together."""
-    by_text: dict[str, list[str]] = {}
-    for link in topology.links:
-        by_text.setdefault(_properties(link), []).append(link.host)
+    """What the links do, equal ones together; those between switches apart."""
     lines = [""]
-    for text, hosts in by_text.items():
-        who = "all links" if len(by_text) == 1 else f"link{'s' * (len(hosts) > 1)} of {_several(hosts)}"
-        lines += textwrap.wrap(f"{who}: {text}", WIDTH, subsequent_indent="  ")
+    for links in (topology.host_links, topology.trunks):
+        by_text = kinds(links, link_words)
+        for text, group in by_text.items():
+            trunks = links is topology.trunks or group[0].host not in topology.hosts
+            names = [f"{link.host}–{link.switch}" if trunks else link.host for link in group]
+            what = "links between switches" if trunks else "links of all hosts"
+            if len(by_text) > 1:
+                what = f"link{'s' * (len(group) > 1)} {'' if trunks else 'of '}{several(names)}"
+            elif not topology.trunks:
+                what = "all links"
+            lines += textwrap.wrap(f"{what}: {text}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    if any(link.up != link.down for link in topology.links):
+        lines.append("up: to the switch; between switches from the first named to the second")
     return lines
 
 
-def _properties(link: Link) -> str:
+def link_words(link: Link) -> str:
+    """What a link does. `up` is to the switch, or from the switch that is named first."""
     up, down = _shape(link.up), _shape(link.down)
-    both = up if up == down else f"up (to the switch) {up}; down (to the host) {down}"
+    both = up if up == down else f"up {up}; down {down}"
     return f"{both}, MTU {link.mtu}" + (", reordering allowed" if link.reorder == "allow" else "")
+
+
+def way_words(link: Link) -> tuple[str, str]:
+    """What a link does up and down; empty where it is as fast as the machine."""
+    return tuple("" if text == _PLAIN else text for text in (_shape(link.up), _shape(link.down)))  # type: ignore[return-value]
 
 
 def _shape(shape: LinkShape) -> str:
@@ -94,12 +105,7 @@ def _shape(shape: LinkShape) -> str:
     if shape.queue is not None:
         packets = shape.queue_packets
         parts.append(f"queue {f'{packets} packets' if packets else format_size(shape.queue_bytes or 0)}")
-    return ", ".join(parts) or "as fast as the machine"
-
-
-def _several(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed) if len(listed) <= 4 else f"{listed[0]} … {listed[-1]}"
+    return ", ".join(parts) or _PLAIN
 
 
 def scenario_lines(spec: Scenario) -> list[str]:
@@ -181,4 +187,4 @@ def _capture(spec: Scenario) -> str:
         return "none"
     ends = "before and after the loss" if capture.both else "after the loss"
     rounds = {"all": "all rounds", "bursts": "burst rounds"}[capture.rounds]
-    return f"at the ports to {_several(capture.at)}, {ends}, {rounds}, {format_size(capture.snap_bytes)} of each packet"
+    return f"at the ports to {several(capture.at)}, {ends}, {rounds}, {format_size(capture.snap_bytes)} of each packet"

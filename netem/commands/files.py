@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from netem.commands import options
-from netem.commands.failure import print_json, report, translate
+from netem.commands.failure import CommandError, print_json, report, translate
 from netem.statuses import OK, USAGE
 
 if TYPE_CHECKING:
@@ -73,6 +73,10 @@ def _count(number: int, what: str) -> str:
 
 def show(
     name: options.SpecName,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="FILE", help="Draw the topology into this file instead.", show_default=False),
+    ] = None,
     set_: options.Overrides = None,
     seed: options.Seed = None,
     json: options.Json = False,
@@ -84,6 +88,8 @@ def show(
 
     loaded = load(name, set_, seed)
     spec = loaded if isinstance(loaded, Topology) else loaded.spec
+    if svg is not None:
+        return _draw(spec if isinstance(spec, Topology) else spec.topology, svg, json)
     if json:
         kind = "topology" if isinstance(spec, Topology) else "scenario"
         print_json({"ok": True, "kind": kind, kind: spec.model_dump(mode="json", by_alias=True)})
@@ -94,6 +100,20 @@ def show(
         head, lines = f"scenario {spec.name}, seed {spec.seed}", scenario_lines(spec)
     comment = "".join(f"# {line}".rstrip() + "\n" for line in [head, "", *lines])
     sys.stdout.write(f"{comment}\n{resolved_yaml(spec)}")
+    return OK
+
+
+def _draw(topology: Topology, path: Path, json: bool) -> int:
+    from netem.commands.svg import picture
+
+    try:
+        path.write_text(picture(topology), encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}", USAGE) from error
+    if json:
+        print_json({"ok": True, "kind": "picture", "file": str(path)})
+    else:
+        typer.echo(f"{path}: topology {topology.name}")
     return OK
 
 

@@ -18,6 +18,7 @@ from netem.statuses import FAILED, OK, USAGE
 
 if TYPE_CHECKING:
     from netem.lab import CleanReport, Lab, Removed
+    from netem.lab.reach import Reach
     from netem.spec import Topology
 
 _PER_LINE = 3
@@ -86,6 +87,12 @@ def up(
     name: Annotated[
         str | None, typer.Option("--name", help="The lab's name, in place of the topology's.", show_default=False)
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", metavar="", help="Send from every host to every other; without a way between two, nothing stays."
+        ),
+    ] = False,
     set_: options.Overrides = None,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -119,12 +126,28 @@ def up(
 
             Wiring(built, spec, choice).install_steady()  # stays when this process ends
         took_s = time.monotonic() - started
-        _print_built(built, choice.reason if choice else "plain: no rate, delay or loss", took_s, json)
+        reach = _checked(built, spec) if check else None
+        _print_built(built, choice.reason if choice else "plain: no rate, delay or loss", took_s, reach, json)
         built.detach()
     except BaseException:
         built.close()
         raise
     return OK
+
+
+def _checked(lab: Lab, spec: Topology) -> Reach:
+    """Every host reaches every other, or CommandError."""
+    from netem.lab.reach import TIMEOUT_S, all_to_all
+
+    delays_s = [max(shape.delay_s + shape.jitter_s for shape in (link.up, link.down)) for link in spec.links]
+    reach = all_to_all(lab, TIMEOUT_S + sum(delays_s))
+    if not reach.ok:
+        shown = ", ".join(f"{source} to {target}" for source, target in reach.missing[:8])
+        more = f" and {len(reach.missing) - 8} more" if len(reach.missing) > 8 else ""
+        raise CommandError(
+            f"{len(reach.missing)} of {reach.pairs} ways carry nothing: {shown}{more}; the lab is removed"
+        )
+    return reach
 
 
 def _check_name(name: str | None) -> None:
@@ -136,10 +159,11 @@ def _check_name(name: str | None) -> None:
         raise CommandError(f"--name: {name[:80]!r} is not a valid name: {rule}", USAGE)
 
 
-def _print_built(lab: Lab, links: str, took_s: float, json: bool) -> None:
+def _print_built(lab: Lab, links: str, took_s: float, reach: Reach | None, json: bool) -> None:
     if json:
-        hosts = [asdict(host) for host in lab.hosts.values()]
-        print_json({"ok": True, "id": lab.id, "name": lab.name, "hosts": hosts, "links": links})
+        content = {"ok": True, "id": lab.id, "name": lab.name}
+        content |= {"hosts": [asdict(host) for host in lab.hosts.values()], "links": links, "built_s": took_s}
+        print_json({**content, **({"reach": asdict(reach)} if reach else {})})
         return
     from rich.console import Console
     from rich.table import Table
@@ -156,6 +180,9 @@ def _print_built(lab: Lab, links: str, took_s: float, json: bool) -> None:
             host.name, host.role, "-" if host.rank is None else str(host.rank), host.address, str(host.mtu), host.netns
         )
     console.print(table)
+    if reach is not None:
+        ways = f"every host reaches every other: {reach.pairs} ways between {reach.hosts} hosts"
+        console.print(f"\nChecked:    {ways} in {reach.took_s * 1e3:.0f} ms", soft_wrap=True)
     some = next((host.name for host in lab.hosts.values() if host.role == "worker"), next(iter(lab.hosts)))
     console.print(f"\nRun in it:  sudo dblp-netem exec --lab {lab.id} {some} -- COMMAND", soft_wrap=True)
     console.print(f"End it:     sudo dblp-netem down {lab.id}", soft_wrap=True)
