@@ -29,7 +29,10 @@ MAX_DATAGRAM = 65507
 MAX_SEGMENTS = 64
 BATCH_MESSAGES = 4
 """Super-packets between two looks for a stop: what a look costs is shared by more, and more are sent in vain."""
-GRO_SLOTS, SINGLE_SLOTS, STORE_ROWS = 16, 256, 128
+GRO_SLOTS, SINGLE_SLOTS, STORE_ROWS = 16, 256, 32
+LARGE_CHUNKS, FEW_SLOTS = 10_000, 4
+"""Full messages that are read at once: all slots where a gradient is large, few where their 1 MB would be much beside
+it. A slot that is never written to its end takes no memory."""
 
 _PAIR = np.dtype(np.complex128)
 """A header moved as one item of 16 bytes: numpy gathers those ten times faster than structured items."""
@@ -84,7 +87,7 @@ class PacketBuffer:
 class Slots(Protocol):
     """How a receive buffer is filled: mmsg.Receiver, or PlainSlots where there is none."""
 
-    def fill(self, fd: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]: ...
+    def fill(self, fd: int, most: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]: ...
 
 
 class Rows(Protocol):
@@ -110,10 +113,10 @@ class PlainSlots:
     def __init__(self, sock: socket.socket, buffer: NDArray[np.uint8]) -> None:
         self._sock, self._buffer = sock, buffer
 
-    def fill(self, fd: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    def fill(self, fd: int, most: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         lengths: list[int] = []
         truncated: list[int] = []
-        for slot in self._buffer:
+        for slot in self._buffer[:most]:
             try:
                 length, _, flags, _ = self._sock.recvmsg_into([slot.data])
             except (BlockingIOError, InterruptedError):
@@ -149,16 +152,18 @@ class DataSocket:
         self.gso = offload and self._set(UDP_SEGMENT, self.stride)
         self._short = layout.last_values < layout.chunk_values
         fast = mmsg.available()
-        self._staging = np.zeros((self.batch, self.stride), np.uint8)
+        self._staging = np.zeros((self.segments, self.stride), np.uint8)
         self._flat = self._staging.reshape(-1).data
         self._staging_passes = headers_of(self._staging)["pass"]
-        self._run = np.arange(layout.chunks, dtype=np.int64).tobytes()
         self._singles: Rows = mmsg.Sender(self._staging) if fast else PlainRows(sock, self._staging)
         gro = offload and fast and self._set(UDP_GRO, 1)
         self._per_slot, slots = (self.segments, GRO_SLOTS) if gro else (1, SINGLE_SLOTS)
         self._buffer = np.zeros((slots * self._per_slot, self.stride), np.uint8)
         shaped = self._buffer.reshape(slots, self._per_slot * self.stride)
         self._slots: Slots = mmsg.Receiver(shaped) if fast else PlainSlots(sock, shaped)
+        self._most = self._largest_bytes = 0  # _expects sets them
+        self._full_slots = FEW_SLOTS if gro and layout.chunks < LARGE_CHUNKS else slots
+        self._run = np.arange(max(layout.chunks, len(self._buffer)), dtype=np.int64).tobytes()
         self._prepare_checks(slots)
 
     def _prepare_checks(self, slots: int) -> None:
@@ -195,27 +200,37 @@ class DataSocket:
         Returns the bytes that were sent, with headers. Raises RoundTimeout when the socket takes nothing until the
         deadline.
         """
-        count, stride = len(batch.sequences), self.stride
-        begin, passes, flat = int(batch.sequences[0]), batch.passes, self._flat
-        if self.gso and not np.count_nonzero(passes) and self._is_run(batch.sequences, begin):
-            flat = packets.flat[begin * stride :]  # as they lie there, they are first transmissions
-        else:
-            # Gathered in one place: the kernel would take longer over scattered pieces than numpy does.
-            packets.rows.take(batch.sequences, axis=0, out=self._staging[:count], mode="clip")  # "raise" copies twice
-            self._staging_passes[:count] = passes
-        last = batch.sequences == self.layout.chunks - 1
-        began = clock()
+        sequences, passes, began = batch.sequences, batch.passes, clock()
+        begin, count = int(sequences[0]), len(sequences)
         try:
-            if not self._short or not last.any():
-                self._send_rows(flat, 0, count, stride, deadline)
-                return count * stride
-            cut = int(last.argmax()) + 1  # a shorter segment can only be the last of its super-packet
-            last_bytes = HEADER_BYTES + self.layout.last_bytes
-            self._send_rows(flat, 0, cut, last_bytes, deadline)
-            self._send_rows(flat, cut, count, stride, deadline)
-            return (count - 1) * stride + last_bytes
+            if self.gso and not np.count_nonzero(passes) and self._is_run(sequences, begin):
+                # As they lie there, they are first transmissions.
+                return self._send_part(packets.flat[begin * self.stride :], sequences, deadline)
+            sent = 0
+            for start in range(
+                0, count, self.segments
+            ):  # a super-packet at once: it is still in the cache when it goes
+                part = sequences[start : start + self.segments]
+                # Gathered in one place: the kernel would take longer over scattered pieces than numpy does.
+                packets.rows.take(part, axis=0, out=self._staging[: len(part)], mode="clip")  # "raise" copies twice
+                self._staging_passes[: len(part)] = passes[start : start + self.segments]
+                sent += self._send_part(self._flat, part, deadline)
+            return sent
         except TimeoutError as error:
             raise RoundTimeout(self.peer, packets.round, f"sending datagrams ({error})", deadline - began) from error
+
+    def _send_part(self, flat: memoryview, sequences: IntArray, deadline: float) -> int:
+        """Sends the rows at the start of `flat`, which are these chunks. Returns the bytes."""
+        count, stride = len(sequences), self.stride
+        last = sequences == self.layout.chunks - 1 if self._short else None
+        if last is None or not last.any():
+            self._send_rows(flat, 0, count, stride, deadline)
+            return count * stride
+        cut = int(last.argmax()) + 1  # a shorter segment can only be the last of its super-packet
+        last_bytes = HEADER_BYTES + self.layout.last_bytes
+        self._send_rows(flat, 0, cut, last_bytes, deadline)
+        self._send_rows(flat, cut, count, stride, deadline)
+        return (count - 1) * stride + last_bytes
 
     def _is_run(self, sequences: IntArray, begin: int) -> bool:
         """Whether they count up from `begin` one by one."""
@@ -223,17 +238,18 @@ class DataSocket:
 
     def _send_rows(self, flat: memoryview, start: int, end: int, last_bytes: int, deadline: float) -> None:
         while start < end:
+            stop = min(start + self.segments, end)
+            ending = last_bytes if stop == end else self.stride
+            part = flat[start * self.stride :][: (stop - start - 1) * self.stride + ending]
             try:
                 if self.gso:
-                    stop = min(start + self.segments, end)
-                    size = (stop - start - 1) * self.stride + (last_bytes if stop == end else self.stride)
-                    self.sock.send(flat[start * self.stride :][:size])
+                    self.sock.send(part)
                     start = stop
-                    continue
-                if flat is not self._flat:  # the kernel has just refused to segment
-                    within = slice(start * self.stride, (end - 1) * self.stride + last_bytes)
-                    self._flat[within], flat = flat[within], self._flat
-                start += self._singles.send(self.fileno(), start, end, last_bytes)
+                elif flat is self._flat:
+                    start += self._singles.send(self.fileno(), start, end, last_bytes)
+                else:  # the kernel has just refused to segment what lies among the packets
+                    self._flat[: len(part)] = part
+                    start += self._singles.send(self.fileno(), 0, stop - start, ending)
             except OSError as error:
                 self._overcome(error, deadline)
 
@@ -265,16 +281,27 @@ class DataSocket:
         The rows stay valid until the next call.
         """
         try:
-            lengths, truncated = self._slots.fill(self.fileno())
+            lengths, truncated = self._slots.fill(self.fileno(), self._most)
         except ConnectionRefusedError:
             return self.receive(round_)  # an ICMP answer to what this side sent; reading has cleared it
         except OSError as error:
             raise ConnectError(f"receiving datagrams: {error.strerror}") from error
-        self.drained = len(lengths) < len(self._slot_rows)
+        self.drained = len(lengths) < self._most
         if not len(lengths):
             return None
         rows, row_bytes = self._rows(lengths, truncated)
+        if self._full_slots < len(self._slot_rows):
+            self._adapt(int(lengths.max()))
         return self._usual(rows, row_bytes, round_) or self._sift(rows, row_bytes, round_)
+
+    def _adapt(self, largest_bytes: int) -> None:
+        """How many messages to read next: what `_full_slots` full ones hold, if all are as large as the largest lately.
+
+        Under loss the kernel coalesces few packets, and then many messages have to be read at once.
+        """
+        self._largest_bytes = max(largest_bytes, self._largest_bytes * 15 // 16)
+        fitting = self._full_slots * self._per_slot * self.stride // max(self.stride, self._largest_bytes)
+        self._most = min(max(self._full_slots, fitting), len(self._slot_rows))
 
     def _rows(self, lengths: NDArray[np.uint32], truncated: NDArray[np.uint32]) -> tuple[IntArray, IntArray | None]:
         """(row, bytes in it) of every datagram; one message holds several when the kernel has coalesced them.
@@ -306,6 +333,7 @@ class DataSocket:
         expected = np.zeros(len(self._buffer), [("session", ">u4"), ("round", ">u4")])
         expected["session"], expected["round"] = self.session, round_
         self._expected_round, self._expected = round_, expected.tobytes()
+        self._largest_bytes, self._most = self._per_slot * self.stride, self._full_slots
 
     def _usual(self, rows: IntArray, row_bytes: IntArray | None, round_: int) -> Received | None:
         """The batch when all of it are full chunks of this round; otherwise None."""
@@ -354,7 +382,11 @@ class DataSocket:
         if len(chosen) < len(rows):
             sequences, rows = sequences[chosen], rows[chosen]
         for start in range(0, len(rows), STORE_ROWS):  # in portions: numpy gathers them in a place of their own first
-            part = slice(start, start + STORE_ROWS)
-            values[sequences[part]] = self._bodies[rows[part]]
+            to, at = sequences[start : start + STORE_ROWS], rows[start : start + STORE_ROWS]
+            begin, first, count = int(to[0]), int(at[0]), len(to)
+            if self._is_run(to, begin) and self._is_run(at, first):
+                values[begin : begin + count] = self._bodies[first : first + count]
+            else:
+                values[to] = self._bodies[at]
         if self._short:
             values[-1, self.layout.last_values :] = 0  # the row behind a short chunk holds older bytes

@@ -180,7 +180,7 @@ class Hints:
         frames: list[Frame] = []
         while True:
             try:
-                frame = parse_hint(self.session, self.sock.recv(65535))
+                frame = parse_hint(self.session, self.sock.recv(self.max_bytes + 1))
             except (BlockingIOError, InterruptedError):
                 return frames
             except PeerProtocolError:

@@ -73,14 +73,14 @@ class Receiver:
         self._lengths, self._flags = self._headers["len"], self._headers["flags"]
         self._recvmmsg = _call("recvmmsg", ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p)
 
-    def fill(self, fd: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """(lengths, truncated: not 0) of the datagrams that were waiting, both (n,); n = 0 when there was none.
+    def fill(self, fd: int, most: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """(lengths, truncated: not 0) of at most `most` datagrams that were waiting, both (n,); n = 0: there was none.
 
         The lengths are a view that the next call changes.
 
         Raises OSError for every error but "nothing there" and an interrupted call.
         """
-        count = self._recvmmsg(fd, self._at, self._slots, MSG_DONTWAIT, None)
+        count = self._recvmmsg(fd, self._at, min(most, self._slots), MSG_DONTWAIT, None)
         if count < 0:
             number = ctypes.get_errno()
             if number not in (11, 4):  # EAGAIN, EINTR

@@ -6,7 +6,6 @@ import errno
 import select
 import socket
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,16 +36,6 @@ SESSION = 0xDEADBEEF
 VALUES = np.arange(LAYOUT.chunks * 364, dtype=np.float32).reshape(LAYOUT.chunks, 364)
 VALUES[-1, 100:] = 0.0
 PATHS = ["fast", "no offload", "no recvmmsg", "plain"]
-
-
-@pytest.fixture
-def socks() -> Iterator[tuple[socket.socket, socket.socket]]:
-    one, other = udp_socket(("127.0.0.1", 0)), udp_socket(("127.0.0.1", 0))
-    one.connect(other.getsockname())
-    other.connect(one.getsockname())
-    yield one, other
-    one.close()
-    other.close()
 
 
 def make(sock: socket.socket, path: str, monkeypatch: pytest.MonkeyPatch, session: int = SESSION) -> DataSocket:
@@ -148,7 +137,7 @@ def test_segmentation_offload_is_in_use_on_this_kernel(socks: Any, monkeypatch: 
     assert sender.gso
     sender.send(packed(0), batch(list(range(20))), clock() + 5.0)
     wait([receiver.fileno()], 2.0)
-    lengths, truncated = receiver._slots.fill(receiver.fileno())
+    lengths, truncated = receiver._slots.fill(receiver.fileno(), 1)
     assert lengths.tolist() == [20 * receiver.stride]
     assert not truncated.any()
 
