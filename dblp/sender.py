@@ -273,7 +273,10 @@ class Sender:
         if self._outstanding is not None and bitmap.probe == self._outstanding.probe:
             self._outstanding = None
         self._measure(bitmap.probe, now)
-        self._foresee(int(np.count_nonzero(received)), bitmap.sent)
+        # The answer counts chunks that went out behind its probe too: they say nothing of those before it.
+        behind = self._unanswered[received[self._unanswered]]
+        overtaken = int(np.count_nonzero(self._times_sent[behind] == 1))
+        self._foresee(int(np.count_nonzero(received)) - overtaken, bitmap.sent)
         self._requeue(received, bitmap.sent, now)
 
     def _close(self, received: BoolArray, sent: int) -> None:
@@ -292,7 +295,7 @@ class Sender:
             return
         to_go = max(1, self.need - delivered)
         telling, came = sent - self._silent[0], delivered - self._silent[1]
-        self._share = share = min(1.0, came / telling) if telling else 1.0  # it may count chunks behind its probe
+        self._share = share = min(1.0, came / telling) if telling else 1.0
         soon = to_go - 2 * (to_go * (1 - share)) ** 0.5
         self._may_end = sent + max(to_go, int(soon / share) if share else len(self.order))
 

@@ -154,7 +154,8 @@ class ReceiveLoop:
         frames = chunks = True
         while not self.machine.finished and not self.watch.over:
             busy = chunks and self._drain()
-            busy = (frames and self._frames(deadline)) or busy
+            if not self.machine.finished:  # the stop goes out first: it is the answer to every probe
+                busy = (frames and self._frames(deadline)) or busy
             if busy and (self.first_at is not None or self.watch.begun or self._answered >= 0):
                 deadline.begin()
             if clock() >= deadline.at():
