@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from netem import __version__
-from netem.commands import compare, doctor, execute, files, labs, run, vm
+from netem.commands import compare, doctor, execute, files, impair, labs, run, status, vm
 from netem.commands.failure import CommandError, report, translate
 from netem.commands.interrupt import interruptible
 from netem.statuses import FAILED, INTERRUPTED, OK, USAGE
@@ -40,7 +40,7 @@ def build_app() -> typer.Typer:
     app.callback()(_global_options)
     for panel, commands in (
         (_EXPERIMENT, (run.run, files.validate, files.show, compare.compare, files.schema)),
-        (_LAB, (labs.up, execute.exec_, labs.status, labs.down)),
+        (_LAB, (labs.up, execute.exec_, impair.impair, status.status, labs.down)),
         (_MACHINE, (doctor.doctor, vm.vm, labs.clean)),
     ):
         for command in commands:

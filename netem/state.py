@@ -54,6 +54,8 @@ class Record:
     namespaces: tuple[str, ...] = ()
     children: tuple[Process, ...] = ()
     plan: Mapping[str, Any] = field(default_factory=dict)
+    links: Mapping[str, Any] = field(default_factory=dict)
+    """What the links of a lab that stands by itself do to packets: see netem.lab.standing."""
 
     @property
     def abandoned(self) -> bool:
@@ -177,6 +179,11 @@ class LabState:
     def set_owner(self, owner: Process | None) -> None:
         with self._changing():
             self._save(replace(self.record, owner=owner))
+
+    def set_links(self, links: Mapping[str, Any]) -> None:
+        """What the links do now."""
+        with self._changing():
+            self._save(replace(self.record, links=links))
 
     def release(self) -> None:
         """Let go of the lock; the files stay. Idempotent."""

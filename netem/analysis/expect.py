@@ -89,9 +89,19 @@ def check(text: str, transports: Sequence[str], *, trains: bool = True, bursts: 
     """Raises ExpectError unless `text` is a condition over results that a run of these transports will
     have. `trains`, `bursts`: whether the run trains a model, and has bursts.
     """
+    used = names_in(text, known_names(transports), f"{transports[0]}.latency.max < 10 ms")
+    for name in used:
+        result = name.partition(".")[2]
+        if result in TRAINED and not trains:
+            raise ExpectError(f"{name} has no value: a replay trains no model")
+        if result.startswith(("burst_latency.", "burst_rounds.")) and not bursts:
+            raise ExpectError(f"{name} has no value: the scenario has no bursts")
+
+
+def names_in(text: str, known: Mapping[str, Kind], example: str = "") -> list[str]:
+    """The names that a condition uses. Raises ExpectError unless it is one over `known` names."""
     values: dict[str, Value | None] = {  # numbers differ, so that differences are seldom 0
-        name: 2.0 + index if kind == "number" else _DUMMIES[kind]
-        for index, (name, kind) in enumerate(known_names(transports).items())
+        name: 2.0 + index if kind == "number" else _DUMMIES[kind] for index, (name, kind) in enumerate(known.items())
     }
     used: dict[str, Value] = {}
     try:
@@ -100,13 +110,8 @@ def check(text: str, transports: Sequence[str], *, trains: bool = True, bursts: 
         pass  # of stand-in values
     else:
         if not used:
-            raise ExpectError(f"{_short(text)!r} names no result, such as {transports[0]}.latency.max < 10 ms")
-    for name in used:
-        result = name.partition(".")[2]
-        if result in TRAINED and not trains:
-            raise ExpectError(f"{name} has no value: a replay trains no model")
-        if result.startswith(("burst_latency.", "burst_rounds.")) and not bursts:
-            raise ExpectError(f"{name} has no value: the scenario has no bursts")
+            raise ExpectError(f"{_short(text)!r} names no result, such as {example or next(iter(known))}")
+    return list(used)
 
 
 def check_all(

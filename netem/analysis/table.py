@@ -177,6 +177,11 @@ def _not_ok(transport: dict[str, Any]) -> str:
 def _notes(summary: Summary) -> Iterator[Text]:
     if summary["cost_model"] and (summary["cost_model"]["r_squared"] or 0.0) >= MIN_R_SQUARED:
         yield _cost(summary["cost_model"])
+    yield from notes(summary)
+
+
+def notes(summary: Summary) -> Iterator[Text]:
+    """The verdicts, which every kind of run has."""
     yield _fidelity(summary["fidelity"])
     failed = [check for check in summary["fidelity"]["checks"] if not check["ok"]]
     for check in failed[:MAX_FAILED_SHOWN]:

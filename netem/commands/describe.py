@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from netem.commands.layout import Row, kinds, levels, rows, several, upper_ends
 from netem.lab.routing import METHOD
 from netem.spec import (
     Burst,
+    Command,
     Link,
     LinkShape,
     Replay,
@@ -19,6 +21,7 @@ from netem.spec import (
     iterations_per_epoch,
     iterations_total,
 )
+from netem.spec.events import Event
 from netem.spec.units import format_rate, format_ratio, format_size, format_time
 
 WIDTH = 78
@@ -110,13 +113,18 @@ def _shape(shape: LinkShape) -> str:
 
 def scenario_lines(spec: Scenario) -> list[str]:
     """Topology drawing and what happens in the scenario, wrapped."""
-    facts = [("workload", _workload(spec)), ("profile", _profile(spec))]
+    facts = [("workload", _workload(spec))]
+    if isinstance(spec.workload, Command):
+        facts += [("variants", _variant(name, values)) for name, values in spec.workload.variants.items()]
+    else:
+        facts.append(("profile", _profile(spec)))
     facts += [("transports", f"{name}: {_transport(transport)}") for name, transport in spec.transports.items()]
     shown = spec.bursts[:MAX_BURSTS]
     facts += [("bursts", _burst(burst, spec)) for burst in shown]
     if len(spec.bursts) > len(shown):
         facts.append(("bursts", f"and {len(spec.bursts) - len(shown)} more"))
-    if not spec.bursts:
+    facts += [("events", _event(event)) for event in spec.events]
+    if not spec.bursts and not spec.events:
         facts.append(("bursts", "none"))
     facts.append(("capture", _capture(spec)))
     if spec.repeats > 1:
@@ -135,12 +143,35 @@ def scenario_lines(spec: Scenario) -> list[str]:
 def _workload(spec: Scenario) -> str:
     work, total = spec.workload, iterations_total(spec)
     iterations = f"{total} iterations (0..{total - 1})"
+    if isinstance(work, Command):
+        return _command(work)
     if isinstance(work, Replay):
         size = f"{work.chunks} full packets" if work.chunks is not None else f"{len(work.shapes or ())} tensors"
         pause = f", {format_time(work.compute_s)} of computing before each" if work.compute_s else ""
         return f"replay of gradients of {size}: {iterations}{pause}"
     epoch = iterations_per_epoch(spec)
     return f"train {work.model} on {work.data}: {work.epochs} epochs of {epoch} iterations, {iterations}"
+
+
+def _variant(name: str, values: dict[str, str]) -> str:
+    return f"{name}: " + (", ".join(f"{key} {value}" for key, value in values.items()) or "as it is")
+
+
+def _event(event: Event) -> str:
+    length = "until the end" if event.for_s is None else f"for {format_time(event.for_s)}"
+    where = several(event.on) or "all workers, up"
+    what = "data packets" if event.match == "data" else "all packets"
+    return f"at {format_time(event.at_s)} {length}: {format_ratio(event.loss)} of {what}, {where}"
+
+
+def _command(work: Command) -> str:
+    """Hosts with the same program together."""
+    by_program: dict[str, list[str]] = {}
+    for host, program in work.run.items():
+        by_program.setdefault(shlex.join(program.argv), []).append(host)
+    programs = "; ".join(f"{several(hosts)}: {text}" for text, hosts in by_program.items())
+    rounds = f", {work.iterations} iterations reported" if work.iterations else ""
+    return f"{programs}; until {several(work.until)} ended, at most {format_time(work.limit_s)}{rounds}"
 
 
 def _profile(spec: Scenario) -> str:

@@ -53,17 +53,22 @@ def validate(
 
 
 def _valid(name: str, set_: list[str] | None, seed: int | None) -> dict[str, Any]:
-    from netem.spec import Topology, iterations_total
+    from netem.spec import Command, Topology, iterations_total
 
     loaded = load(name, set_, seed)
     if isinstance(loaded, Topology):
         words = f"1 server, {_count(len(loaded.workers), 'worker')}"
         return {"name": name, "ok": True, "kind": "topology", "file": name, "summary": words}
     spec = loaded.spec
-    words = (
-        f"{_count(iterations_total(spec), 'iteration')}, {_count(len(spec.bursts), 'burst')}, "
-        f"{_count(len(spec.topology.workers), 'worker')}, transports {', '.join(spec.transports)}"
-    )
+    bursts = _count(len(spec.bursts) + len(spec.events), "burst")
+    if isinstance(spec.workload, Command):
+        programs = _count(len(spec.workload.run), "program")
+        words = f"{programs}, {bursts}, variants {', '.join(spec.workload.names)}"
+    else:
+        words = (
+            f"{_count(iterations_total(spec), 'iteration')}, {bursts}, "
+            f"{_count(len(spec.topology.workers), 'worker')}, transports {', '.join(spec.transports)}"
+        )
     return {"name": name, "ok": True, "kind": "scenario", "file": loaded.source.file, "summary": words}
 
 

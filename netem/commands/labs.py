@@ -1,4 +1,4 @@
-"""up, status, down, clean: labs that outlive a command."""
+"""up, down, clean: labs that outlive a command."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from netem.lab import CleanReport, Lab, Removed
     from netem.lab.reach import Reach
     from netem.spec import Topology
-
-_PER_LINE = 3
 
 
 @dataclass(frozen=True)
@@ -128,6 +126,9 @@ def up(
         took_s = time.monotonic() - started
         reach = _checked(built, spec) if check else None
         _print_built(built, choice.reason if choice else "plain: no rate, delay or loss", took_s, reach, json)
+        from netem.lab import standing as links
+
+        built.set_links(links.built(spec, choice).to_json())
         built.detach()
     except BaseException:
         built.close()
@@ -192,40 +193,6 @@ def _shaped(spec: Topology) -> bool:
     from netem.spec import LinkShape
 
     return any(shape != LinkShape() for link in spec.links for shape in (link.up, link.down))
-
-
-def status(
-    json: options.Json = False, debug: options.Debug = False, state_dir: options.StateDir = options.STATE_DIR
-) -> int:
-    """List the labs of this machine: whose they are, their hosts and addresses. Needs no privileges."""
-    labs, problems = look(state_dir)
-    if json:
-        print_json({"ok": not problems, "labs": [asdict(lab) for lab in labs], "problems": problems})
-        return FAILED if problems else OK
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for lab in labs:
-        colour, words = {
-            "up": ("green", f"up, ended by `dblp-netem down {lab.id}`"),
-            "running": ("cyan", f"in use by process {lab.owner_pid}"),
-            "dead": ("red", f"left behind by process {lab.owner_pid}, removed by `dblp-netem clean`"),
-        }[lab.state]
-        console.print(f"[bold]{lab.name}[/] ({lab.id}), {age(lab.age_s)} old: [{colour}]{words}[/]", soft_wrap=True)
-        for line in _host_lines(lab.hosts):
-            console.print(f"  {line}", soft_wrap=True, markup=False)
-    if not labs and not problems:
-        console.print("no labs")
-    for problem in problems:
-        report(Failure(FAILED, problem), as_json=False)
-    return FAILED if problems else OK
-
-
-def _host_lines(hosts: tuple[dict[str, Any], ...]) -> list[str]:
-    cells = [f"{host['name']} {host['address']}" for host in hosts]
-    width = max(map(len, cells), default=0)
-    rows = [cells[at : at + _PER_LINE] for at in range(0, len(cells), _PER_LINE)]
-    return ["   ".join(cell.ljust(width) for cell in row).rstrip() for row in rows]
 
 
 def down(

@@ -68,12 +68,13 @@ class Conductor:
     ) -> None:
         self.lab, self.fabric, self.spec, self.job = lab, fabric, spec, job
         self.folder, self.recorder, self.memory = folder, recorder, memory
-        self.steps: dict[int, Step] = {step.round: step for step in timeline(spec, job.config.seed)}
+        self.steps: dict[int, Step] = {step.round: step for step in timeline(spec, job.seed)}
         self.gates = gates(spec)
         self.captures: list[tuple[str, Capture]] = []
         self.children: dict[int, Child] = {}
         self.logs: dict[int, BinaryIO] = {}
         self.hosts = {host.rank: host for host in lab.hosts.values() if host.rank is not None}
+        self.askers = len(self.hosts) - 1
 
     def run(self) -> None:
         """Raises RunFailed, and what the links raise when an impairment is not as asked."""
@@ -82,7 +83,7 @@ class Conductor:
         hub = Hub(
             self.folder.descriptor,
             uid=user.uid,
-            workers=len(self.hosts) - 1,
+            workers=self.askers,
             gates=self.gates,
             open_gate=lambda round_: self._open_gate(hub, round_),
             make_socket=self._make_socket,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Self
 
 from netem.analysis.records import LinkCount
 from netem.experiment.passages import Passage
@@ -255,7 +256,7 @@ class Fabric:
             **{passage.name: port.health() for passage, port in self._trunks()},
         }
 
-    def __enter__(self) -> Fabric:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -90,6 +90,15 @@ class Hub:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
 
+    def watch(self, descriptor: int, action: Callable[[], None]) -> None:
+        """Calls `action` from `step`, once, when a descriptor is readable: that of a process, when it has ended."""
+
+        def act() -> None:
+            self._selector.unregister(descriptor)
+            action()
+
+        self._selector.register(descriptor, selectors.EVENT_READ, act)
+
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Calls `action` from `step` when the time has come."""
         self._timers.append((clock() + delay_s, action))
@@ -105,8 +114,10 @@ class Hub:
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
                 self._accept()
-            else:
+            elif isinstance(key.data, _Peer):
                 self._read(key.data)
+            else:
+                key.data()
         self._run_timers()
 
     def _run_timers(self) -> None:
@@ -204,7 +215,7 @@ class Hub:
 
     def close(self) -> None:
         for key in list((self._selector.get_map() or {}).values()):
-            if key.data is not None:
+            if isinstance(key.data, _Peer):
                 key.data.sock.close()
         self._selector.close()
         self._listener.close()

@@ -20,8 +20,9 @@ from dblp.tolerance import policy_from
 from netem.analysis.expect import check_all
 from netem.analysis.oracle import IntArray
 from netem.analysis.run import OrderFn
+from netem.experiment.command import check_command_scenario
 from netem.links.base import Flow, Key
-from netem.spec import Loaded, Replay, Scenario, TransportSpec, iterations_per_epoch, profile_options
+from netem.spec import Command, Loaded, Replay, Scenario, TransportSpec, iterations_per_epoch, profile_options
 
 PORT = DEFAULT_PORT
 RANKS_PER_KIND = wire.WORKER_DATA_OFFSET - wire.SERVER_DATA_OFFSET
@@ -39,6 +40,10 @@ class Job:
     spec: TransportSpec
     repeat: int
     config: Config
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
 
     @property
     def label(self) -> str:
@@ -78,6 +83,9 @@ class Job:
 
 def check(loaded: Loaded) -> None:
     """Raises SpecError, with file and line, for what only the transport or the analysis can judge."""
+    if isinstance(loaded.spec.workload, Command):
+        check_command_scenario(loaded)
+        return
     profile_of(loaded)
     for name in loaded.spec.transports:
         try:
@@ -155,6 +163,7 @@ def _transport(name: str, spec: TransportSpec) -> dict[str, Any]:
 
 def _workload(spec: Scenario, dtype: WireDtype) -> dict[str, Any]:
     work = spec.workload
+    assert not isinstance(work, Command)
     if not isinstance(work, Replay):
         return {**work.model_dump()}
     values = wire.chunk_values(spec.topology.mtu, dtype=dtype)

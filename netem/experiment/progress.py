@@ -56,7 +56,8 @@ class Display:
             self.say(f"{self._job.name}: epoch {event['epoch']} done in {event['wall_s']:.1f} s{shown}")
 
     def _impairment(self, event: Event) -> None:
-        where = f"iteration {event['planned_round']}"
+        planned_s = event.get("planned_s")
+        where = f"iteration {event['planned_round']}" if planned_s is None else f"{planned_s:g} s"
         took = f"in place after {event['took_s'] * 1e3:.1f} ms"
         for burst in event["bursts"]:
             self.say(f"burst of {burst['loss']:.0%} loss ({burst['direction']}, {burst['match']}) at {where}, {took}")

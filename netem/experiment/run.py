@@ -14,11 +14,15 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from netem.analysis.command import CommandRun
+from netem.analysis.command_table import render_commands
 from netem.analysis.merge import LossPlan
 from netem.analysis.records import EpochRow, RoundRow, csv_text
 from netem.analysis.run import CaptureCount, RunData, TransportRun
 from netem.analysis.summary import expectations_held, summarise
 from netem.analysis.table import render
+from netem.experiment import command_run
+from netem.experiment.command import require_programs
 from netem.experiment.conductor import Conductor, Memory, RunFailed
 from netem.experiment.fabric import Fabric
 from netem.experiment.folder import RunFolder, machine
@@ -33,7 +37,7 @@ from netem.lab import Lab, Settings
 from netem.links.base import LinkError, UnsupportedFeature
 from netem.links.choose import BackendChoice, choose
 from netem.preflight import probe, require, require_memory
-from netem.spec import Loaded, iterations_per_epoch, iterations_total, timeline
+from netem.spec import Command, Loaded, iterations_per_epoch, iterations_total, timeline
 from netem.state import DEFAULT_DIR, StateError
 from netem.statuses import EXPECTATION, FAILED, INTERRUPTED, OK, PREFLIGHT, UNFAITHFUL
 
@@ -50,8 +54,11 @@ class RunOptions:
 
 
 @dataclass
-class _Results:
+class Results:
+    """What there is so far, also of a run that fails."""
+
     runs: list[TransportRun] = field(default_factory=list)
+    commands: list[CommandRun] = field(default_factory=list)
     captures: list[CaptureCount] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +73,10 @@ def dry_run(loaded: Loaded, options: RunOptions) -> str:
         f"scenario {spec.name}, seed {spec.seed}: {iterations_total(spec)} iterations, results under {options.out}",
         f"topology {spec.topology.name}: server {spec.topology.server}, workers {', '.join(spec.topology.workers)}",
     ]
-    lines += [f"transport {job.name} (repeat {job.repeat})" for job in make_jobs(loaded, spec.seed, "")]
+    if isinstance(spec.workload, Command):
+        lines += command_run.plan(spec)
+    else:
+        lines += [f"transport {job.name} (repeat {job.repeat})" for job in make_jobs(loaded, spec.seed, "")]
     for step in timeline(spec):
         what = "; ".join(f"{b.loss:.0%} {b.direction}, {b.match}, {', '.join(b.workers)}" for b in step.bursts)
         lines.append(f"before round {step.round}: {what or 'no loss'}")
@@ -84,6 +94,8 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
     user = User.caller()
     require(user)
     spec = loaded.spec
+    if isinstance(spec.workload, Command):
+        require_programs(loaded, user)
     require_memory(gradient_bytes(loaded), len(spec.topology.workers))
     choice = choose(spec.link.backend, spec.link.loss_engine, spec.topology.needs_delay, probe(options.state_dir))
     with RunFolder(options.out, spec, spec.seed, user) as folder:
@@ -93,12 +105,16 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
 def _run_in(folder: RunFolder, loaded: Loaded, options: RunOptions, choice: BackendChoice, console: Console) -> int:
     spec = loaded.spec
     console.print(f"{spec.name}: {choice.reason}; results in {folder.path}", highlight=False, soft_wrap=True)
-    results, problem, status = _Results(), "", FAILED
+    results, problem, status = Results(), "", FAILED
     summary: dict[str, Any] | None = None
     began = time.monotonic()
     try:
-        _run_jobs(loaded, options, choice, folder, results, console)
-        summary = _summarise(loaded, choice, results, folder)
+        if isinstance(spec.workload, Command):
+            command_run.run_jobs(loaded, options, choice, folder, results, console)
+            summary = command_run.summarise(spec, choice, results, folder)
+        else:
+            _run_jobs(loaded, options, choice, folder, results, console)
+            summary = _summarise(loaded, choice, results, folder)
         status = _status(summary, options)
     except KeyboardInterrupt:
         problem, status = "interrupted", INTERRUPTED
@@ -112,7 +128,7 @@ def _run_in(folder: RunFolder, loaded: Loaded, options: RunOptions, choice: Back
     finally:
         _write_manifest(folder, options, choice, results, summary, status, problem, time.monotonic() - began)
     if summary is not None:
-        render(summary, console)
+        (render_commands if isinstance(spec.workload, Command) else render)(summary, console)
     if problem:
         failed = status in (FAILED, PREFLIGHT)
         console.print(f"[bold red]run failed[/]: {escape(problem)}" if failed else problem, soft_wrap=True)
@@ -123,7 +139,7 @@ def _run_in(folder: RunFolder, loaded: Loaded, options: RunOptions, choice: Back
 
 
 def _run_jobs(
-    loaded: Loaded, options: RunOptions, choice: BackendChoice, folder: RunFolder, results: _Results, console: Console
+    loaded: Loaded, options: RunOptions, choice: BackendChoice, folder: RunFolder, results: Results, console: Console
 ) -> None:
     spec = loaded.spec
     jobs = make_jobs(loaded, spec.seed, secrets.token_hex(16))
@@ -153,7 +169,7 @@ def _run_jobs(
             folder.write_json(f"stats/{job.label}.json", _link_statistics(fabric, results, job))
 
 
-def _collect(spec: Any, job: Job, fabric: Fabric, recorder: Recorder, choice: BackendChoice, results: _Results) -> None:
+def _collect(spec: Any, job: Job, fabric: Fabric, recorder: Recorder, choice: BackendChoice, results: Results) -> None:
     plan = LossPlan.of(spec, base_loss(spec.topology))
     counts = fabric.counts(job, [burst.iteration for burst in spec.bursts])
     exact = choice.loss_engine == "bpf"
@@ -174,7 +190,7 @@ def _collect(spec: Any, job: Job, fabric: Fabric, recorder: Recorder, choice: Ba
     results.health[job.label] = health
 
 
-def _link_statistics(fabric: Fabric, results: _Results, job: Job) -> dict[str, Any]:
+def _link_statistics(fabric: Fabric, results: Results, job: Job) -> dict[str, Any]:
     """What the links counted of one job, flow by flow, and what makes their counts doubtful."""
     run = results.runs[-1]
     return {
@@ -188,7 +204,7 @@ def _link_statistics(fabric: Fabric, results: _Results, job: Job) -> dict[str, A
     }
 
 
-def _summarise(loaded: Loaded, choice: BackendChoice, results: _Results, folder: RunFolder) -> dict[str, Any]:
+def _summarise(loaded: Loaded, choice: BackendChoice, results: Results, folder: RunFolder) -> dict[str, Any]:
     spec = loaded.spec
     data = RunData(
         scenario=spec.name,
@@ -206,7 +222,7 @@ def _summarise(loaded: Loaded, choice: BackendChoice, results: _Results, folder:
     return summary
 
 
-def _write_rows(folder: RunFolder, results: _Results) -> None:
+def _write_rows(folder: RunFolder, results: Results) -> None:
     for name, kind, rows in (
         ("rounds.csv", RoundRow, [row for run in results.runs for row in run.rows]),
         ("epochs.csv", EpochRow, [row for run in results.runs for row in run.epochs]),
@@ -224,7 +240,7 @@ def _write_manifest(
     folder: RunFolder,
     options: RunOptions,
     choice: BackendChoice,
-    results: _Results,
+    results: Results,
     summary: dict[str, Any] | None,
     status: int,
     problem: str,
@@ -259,6 +275,7 @@ def _write_manifest(
             "peak_memory_bytes": results.memory.peak_bytes,
             "workload_user": folder.user.name,
             "captures": [asdict(capture) for capture in results.captures],
+            **command_run.manifest(results),
             "exit_status": status,
             "problem": problem or None,
             "verdicts": verdicts,
@@ -266,7 +283,7 @@ def _write_manifest(
     )
 
 
-def _determinism(results: _Results) -> dict[str, str]:
+def _determinism(results: Results) -> dict[str, str]:
     """Which results of each transport repeat bit by bit with the same seed."""
     found = {}
     for run in results.runs:

@@ -12,6 +12,7 @@ import functools
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import ExitStack
 from ctypes import c_char, c_uint32, c_uint64
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,8 @@ from netem.kernel.errors import KernelError
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 _MAP_CREATE, _LOOKUP, _UPDATE, _NEXT_KEY, _PROG_LOAD = 0, 1, 2, 4, 5
-_TEST_RUN, _INFO_BY_FD, _LOOKUP_BATCH = 10, 15, 24
+_TEST_RUN, _PROG_BY_ID, _MAP_BY_ID, _INFO_BY_FD, _LOOKUP_BATCH = 10, 13, 14, 15, 24
+_MAPS_MAX = 64  # of one program (MAX_USED_MAPS)
 
 HASH, ARRAY = 1, 2
 NO_PREALLOC = 1
@@ -83,7 +85,21 @@ class _InfoByFd(ctypes.Structure):
 
 
 class _ProgInfo(ctypes.Structure):
-    _fields_ = (("type", c_uint32), ("id", c_uint32), ("tag", c_char * 8))
+    _fields_ = (
+        ("type", c_uint32), ("id", c_uint32), ("tag", c_char * 8), ("lengths", c_uint32 * 2), ("code", c_uint64 * 2),
+        ("load_time", c_uint64), ("uid", c_uint32), ("nr_map_ids", c_uint32), ("map_ids", c_uint64),
+    )  # fmt: skip
+
+
+class _MapInfo(ctypes.Structure):
+    _fields_ = (
+        ("type", c_uint32), ("id", c_uint32), ("key_size", c_uint32), ("value_size", c_uint32),
+        ("max_entries", c_uint32), ("map_flags", c_uint32), ("name", c_char * 16),
+    )  # fmt: skip
+
+
+class _ById(ctypes.Structure):
+    _fields_ = (("id", c_uint32), ("next_id", c_uint32), ("open_flags", c_uint32))
 
 
 @functools.cache  # opening the C library costs more than the call
@@ -131,7 +147,25 @@ class Map(_Owned):
 
     def __init__(self, name: str, kind: int, key_bytes: int, value_bytes: int, entries: int, flags: int = 0) -> None:
         what = _MapCreate(kind, key_bytes, value_bytes, entries, flags, map_name=name.encode()[:15])
-        super().__init__(_checked(_bpf(_MAP_CREATE, what), f"create the BPF map {name}"), name)
+        self._use(_checked(_bpf(_MAP_CREATE, what), f"create the BPF map {name}"), name, key_bytes, value_bytes)
+
+    @classmethod
+    def of_id(cls, number: int) -> Self:
+        """A map that exists, by the kernel's number for it."""
+        fd = _checked(_bpf(_MAP_BY_ID, _ById(number)), f"open the BPF map {number}")
+        found = cls.__new__(cls)
+        try:
+            info = _MapInfo()
+            what = _InfoByFd(fd, ctypes.sizeof(info), ctypes.addressof(info))
+            _checked(_bpf(_INFO_BY_FD, what), f"read the BPF map {number}")
+        except BaseException:
+            os.close(fd)
+            raise
+        found._use(fd, info.name.decode(), info.key_size, info.value_size)
+        return found
+
+    def _use(self, fd: int, name: str, key_bytes: int, value_bytes: int) -> None:
+        super().__init__(fd, name)
         self.key_bytes = key_bytes
         self.value_bytes = value_bytes
         # One pair of buffers for all single calls: keeps a write at a few microseconds.
@@ -239,3 +273,16 @@ class Program(_Owned):
         what = _TestRun(self.fd, data_size_in=len(frame), data_in=ctypes.addressof(data), repeat=repeat)
         _checked(_bpf(_TEST_RUN, what), f"run the BPF program {self.name}")
         return ctypes.c_int32(what.retval).value, int(what.duration)
+
+
+def maps_of(program_id: int) -> dict[str, Map]:
+    """The maps of a loaded program by name, opened; `close` them. Needs CAP_SYS_ADMIN (bpf(2), *_GET_FD_BY_ID)."""
+    with _Owned(_checked(_bpf(_PROG_BY_ID, _ById(program_id)), f"open the BPF program {program_id}"), "") as program:
+        numbers = (c_uint32 * _MAPS_MAX)()
+        info = _ProgInfo(nr_map_ids=_MAPS_MAX, map_ids=ctypes.addressof(numbers))
+        what = _InfoByFd(program.fd, ctypes.sizeof(info), ctypes.addressof(info))
+        _checked(_bpf(_INFO_BY_FD, what), f"read the maps of the BPF program {program_id}")
+        with ExitStack() as stack:
+            found = [stack.enter_context(Map.of_id(number)) for number in numbers[: info.nr_map_ids]]
+            stack.pop_all()
+    return {each.name: each for each in found}

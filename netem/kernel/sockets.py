@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Literal
 
 from netem.kernel.errors import KernelError, attempting
 from netem.kernel.netns import call_in
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
+_LISTEN = "0A"  # TCP_LISTEN in net/tcp_states.h
 
 
 def set_buffers(sock: socket.socket, rcvbuf_bytes: int, sndbuf_bytes: int) -> None:
@@ -42,3 +44,17 @@ def open_socket(netns: str, kind: Literal["udp", "tcp"], rcvbuf_bytes: int, sndb
             sock.close()
             raise
     return sock
+
+
+def is_bound(pid: int, kind: Literal["udp", "tcp"], port: int) -> bool:
+    """Whether a socket in the namespace of a process listens on a port, or (udp) is bound to it (proc_net(5))."""
+    for family in ("", "6"):
+        try:
+            lines = Path(f"/proc/{pid}/net/{kind}{family}").read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, _, state = line.split()[:4]
+            if int(local.rpartition(":")[2], 16) == port and (kind == "udp" or state == _LISTEN):
+                return True
+    return False

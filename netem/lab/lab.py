@@ -6,8 +6,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -129,6 +129,25 @@ class Lab:
     def namespaces(self) -> tuple[str, ...]:
         return self._plan.namespaces
 
+    @property
+    def links(self) -> Mapping[str, Any]:
+        """What the links do, as `set_links` recorded it; empty for a lab of `run`."""
+        return self._state.record.links
+
+    def set_links(self, links: Mapping[str, Any]) -> None:
+        """Record what the links do, for other processes. LabBusy when one is working on the lab."""
+        self._state.set_links(links)
+
+    @contextmanager
+    def locked(self) -> Generator[None, None, None]:
+        """No other process changes the lab meanwhile. LabBusy when one is at it."""
+        self._state.acquire()
+        try:
+            yield
+        finally:
+            if not self._mine:
+                self._state.release()
+
     def port_of(self, host: str) -> PortPlace:
         """The switch port that faces a host."""
         name = self._host(host).name
@@ -177,6 +196,10 @@ class Lab:
         )
         self._children.append(child)
         return child
+
+    def end_sessions(self, children: Sequence[Child]) -> None:
+        """Kill what these children have started and left running, those that have ended included."""
+        teardown.kill_sessions(self._state.record, [child.pid for child in children])
 
     def capture(
         self,

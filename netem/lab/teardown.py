@@ -159,6 +159,16 @@ def kill_children(record: Record, identities: Mapping[str, int | None]) -> list[
     return sorted(victims)
 
 
+def kill_sessions(record: Record, leaders: Iterable[int]) -> None:
+    """Kill what these children, ended or not, have started inside the lab and left running."""
+    leaders = set(leaders)
+    identities = {name: netns.identity(name) for name in record.namespaces}
+    victims = [pid for pid, _ in _inhabitants(identities) if _session(pid) in leaders]
+    for pid in victims:
+        _kill(pid)
+    _await_end(victims, KILL_TIMEOUT_S)
+
+
 def _session(pid: int) -> int | None:
     try:
         return os.getsid(pid)

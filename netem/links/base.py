@@ -184,6 +184,12 @@ class Port(Protocol):
     def install(self, shape: Shape, flow: Flow | None, key: Key | None, sources: Sequence[str]) -> None:
         """Put the port into its steady state: no loss rules. Called again, it replaces the state in place."""
 
+    def adopt(self, shape: Shape, sources: Sequence[str]) -> None:
+        """Take over what another process installed with this shape and no flow: `install` then changes it in place.
+
+        LinkError when something else is in place.
+        """
+
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         """Replace all loss rules (`()`: none) and read them back; LinkError if anything else is in place."""
 

@@ -24,6 +24,7 @@ from typing import Literal
 
 import numpy as np
 from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.kernel import bpf, offload, qdisc, veth
 from netem.kernel.errors import KernelError, attempting
@@ -89,6 +90,7 @@ class LossFilter:
         self._entries = counter_entries
         self._lock = threading.Lock()  # the maps' buffers are shared, and system calls let other threads run
         self._owned: ExitStack | None = None
+        self._adopted = False
         self._sources: dict[str, bytes] = {}
         self._control = _Control()
 
@@ -110,8 +112,23 @@ class LossFilter:
             )
             self._attach(loaded)
             self._release()
-            self._owned = stack.pop_all()
+            self._owned, self._adopted = stack.pop_all(), False
         self.program = loaded
+
+    def adopt(self, sources: Sequence[str]) -> bool:
+        """Take over the program that another process attached here, to read its counters; False: there is none.
+
+        It is left where it is when this object is closed.
+        """
+        with self._lock, ExitStack() as stack:
+            number = _attached(*self.place)
+            if number is None:
+                return False
+            self._maps = {name: stack.enter_context(each) for name, each in bpf.maps_of(number).items()}
+            self._sources = {source: ipaddress.IPv4Address(source).packed for source in sources}
+            self._release()
+            self._owned, self._adopted = stack.pop_all(), True
+        return True
 
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         """Replace all rules: write the bank that is not in use, read it back, switch."""
@@ -154,7 +171,7 @@ class LossFilter:
     def close(self) -> None:
         """Detach the program. The interface or its namespace may be gone already."""
         with self._lock:
-            if self._owned is not None:
+            if self._owned is not None and not self._adopted:
                 self._detach()
             self._release()
 
@@ -289,6 +306,14 @@ class BpfPort:
             self._loss = LossFilter(*place, counter_entries=self._entries)
         self._loss.install(flow, key, sources, shape.loss_ratio)
 
+    def adopt(self, shape: Shape, sources: Sequence[str]) -> None:
+        """See `Port.adopt`. The loss program is replaced in any case, which takes no moment without one."""
+        wanted = rate_tree(shape, self._mtu) if self._queues else ()
+        netns, ifname = self._port
+        with _translated(f"find the queue of {self.name}"), closing(open_netlink(netns)) as netlink:
+            qdisc.verify(qdisc.dump(netlink, veth.index_of(netlink, ifname)), wanted)
+        self._tree = wanted
+
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         self._filter.set_loss(rules)
 
@@ -363,6 +388,25 @@ def rate_tree(shape: Shape, mtu: int) -> qdisc.Tree:
         return (qdisc.Tbf(qdisc.handle(1), qdisc.ROOT, shape.rate_bps, burst, queue),)
     except ValueError as error:
         raise LinkError(str(error)) from error
+
+
+def _attached(netns: str | None, ifname: str, hook: Hook) -> int | None:
+    """The number of the loss program at a hook, None where there is none."""
+    where = f"{netns or 'this namespace'}/{ifname} {hook}"
+    with _translated(f"look for the loss program at {where}"), closing(open_netlink(netns)) as netlink:
+        index = veth.index_of(netlink, ifname)
+        with attempting("read the filters"):
+            try:
+                filters = netlink.get_filters(index=index, parent=_PARENTS[hook])
+            except NetlinkError as error:
+                if error.code in (errno.EINVAL, errno.ENOENT):  # no clsact, so no filters
+                    return None
+                raise
+        for each in filters:
+            name = str(each.get_nested("TCA_OPTIONS", "TCA_BPF_NAME") or "")
+            if name.startswith(f"{_NAME}:"):
+                return int(name.partition(":")[2])
+    return None
 
 
 def _add_clsact(netlink: IPRoute, index: int) -> None:

@@ -39,6 +39,9 @@ class FakePort:
         self._reset()
         self.shape, self.flow, self.key, self._sources = shape, flow, key, tuple(sources)
 
+    def adopt(self, shape: Shape, sources: Sequence[str]) -> None:
+        self.shape, self.flow, self.key, self._sources = shape, None, None, tuple(sources)
+
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         by_source = {rule.source: rule for rule in rules}
         if len(by_source) != len(rules):

@@ -159,6 +159,14 @@ class NetemPort:
         self._ledger = Ledger()
         self._open_stretches(reading, reading)
 
+    def adopt(self, shape: Shape, sources: Sequence[str]) -> None:
+        self._shape, self._sources = shape, tuple(dict.fromkeys(sources))
+        with self._kernel("find what is installed") as ipr:
+            self._ifindex, self._mtu = _find(ipr, self._ifname)
+            wanted = tree(shape, self._mtu, self._losses(Steering()))
+            qdisc.verify(qdisc.dump(ipr, self._ifindex), wanted)
+            self._tree = wanted
+
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         if not self._tree:
             raise LinkError(f"port {self.name}: loss was asked for before the port was installed")

@@ -3,6 +3,7 @@
 `load_scenario("burst90")` gives a `Scenario` in which every default is explicit; `timeline` turns it into steps.
 """
 
+from netem.spec.command import Command
 from netem.spec.load import (
     Loaded,
     available,
@@ -35,6 +36,7 @@ from netem.spec.topology import HostSpec, Link, LinkShape, Topology, star
 __all__ = [
     "Burst",
     "Capture",
+    "Command",
     "Deadlines",
     "Detector",
     "HostSpec",

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from netem.spec.command import Command
+from netem.spec.command_file import check_command
 from netem.spec.expand import matching
 from netem.spec.fields import did_you_mean, shown
 from netem.spec.graph import check_graph, check_roles
@@ -59,8 +61,7 @@ def check_scenario(spec: Scenario, source: Source) -> None:
     """Raises SpecError. The topology has been checked, and bursts name their workers, before."""
     _check_workload(spec, source)
     _check_profile(spec, source)
-    if not spec.transports:
-        raise source.error(("transports",), "is empty; name at least one, such as mlt: {fixed: 0.8%}")
+    _check_transports(spec, source)
     for name, transport in spec.transports.items():
         if not _TRANSPORT.fullmatch(name):
             message = f"{name!r} is not a valid transport name: a letter, then letters, digits, - and _, at most 32"
@@ -71,10 +72,28 @@ def check_scenario(spec: Scenario, source: Source) -> None:
         raise source.error(("capture", "at"), "names no host; write at: [server], or rounds: none")
 
 
+def _check_transports(spec: Scenario, source: Source) -> None:
+    if isinstance(spec.workload, Command):
+        if spec.transports:
+            raise source.error(("transports",), "programs bring their own; compare settings with workload.variants")
+        if spec.capture.rounds == "bursts":
+            raise source.error(("capture", "rounds"), "packets of a command do not say their round; allowed: all, none")
+        return
+    if spec.events:
+        raise source.error(("events",), "are for `kind: command`; a burst of a training or replay names its iteration")
+    if not spec.transports:
+        given = source.root.child("transports") is not None
+        missing = "is empty; name at least one, such as mlt: {fixed: 0.8%}" if given else "is required"
+        raise source.error(("transports",), missing)
+
+
 def _check_workload(spec: Scenario, source: Source) -> None:
     work = spec.workload
     if isinstance(work, Train | Replay) and not spec.topology.ranks:
         raise source.error(("topology", "hosts"), f"no host has a rank; a workload of kind {work.kind} needs a server")
+    if isinstance(work, Command):
+        check_command(work, spec.topology, source)
+        return
     if isinstance(work, Train):
         if TRAIN_SAMPLES[work.data] < len(spec.topology.workers):
             raise source.error(("workload", "data"), f"{work.data} has fewer samples than there are workers")
@@ -138,6 +157,9 @@ def _check_transport(transport: TransportSpec, spec: Scenario, source: Source, a
 def _check_bursts(spec: Scenario, source: Source) -> None:
     total = iterations_total(spec)
     for index, burst in enumerate(spec.bursts):
+        if isinstance(spec.workload, Command) and spec.workload.iterations is None:
+            message = "needs workload.iterations: programs that report their rounds and ask at gates"
+            raise source.error(("bursts", index, "iteration"), message)
         if burst.iteration >= total:
             message = f"{burst.iteration} is after the last iteration, {total - 1} ({total} iterations, 0-based)"
             raise source.error(("bursts", index, "iteration"), message)

@@ -117,6 +117,8 @@ def scenario(node: Node, find_topology: Find, default_name: str) -> Node:
         changes["transports"] = replace(transports, value=kinds)
     if (bursts := node.child("bursts")) is not None and bursts.elements:
         changes["bursts"] = replace(bursts, value=tuple(_burst(burst) for burst in bursts.elements))
+    if (events := node.child("events")) is not None and events.elements:
+        changes["events"] = replace(events, value=tuple(_event(event) for event in events.elements))
     if (workload := node.child("workload")) is not None:
         changes["workload"] = _workload(workload)
     return node.with_items(**changes)
@@ -144,6 +146,12 @@ def _burst(node: Node) -> Node:
     if workers is None or not isinstance(workers.value, str) or workers.value == "all":
         return node
     return node.with_items(workers=replace(workers, value=(workers,)))
+
+
+def _event(node: Node) -> Node:
+    """`on: worker1.up` is `on: [worker1.up]`."""
+    on = node.child("on")
+    return node.with_items(on=replace(on, value=(on,))) if on is not None and isinstance(on.value, str) else node
 
 
 def _workload(node: Node) -> Node:

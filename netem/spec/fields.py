@@ -159,7 +159,7 @@ def _sentence(kind: str, context: dict[str, Any], value: object, fallback: str) 
         return f"{shown(value)} is not allowed; allowed: {allowed}" + _guess(value, allowed)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         key = str(context["discriminator"]).strip("'")
-        allowed = str(context.get("expected_tags", "train, replay")).replace("'", "")
+        allowed = str(context.get("expected_tags", "train, replay, command")).replace("'", "")
         given = f"{key} {context['tag']!r} is not allowed" if "tag" in context else f"{key} is required"
         return f"{given}; allowed: {allowed}"
     if kind == "string_pattern_mismatch":

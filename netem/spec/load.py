@@ -11,12 +11,13 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
-from netem.spec import expand
+from netem.spec import command_file, expand
 from netem.spec.checks import burst_workers, capture_hosts, check_scenario, check_topology
 from netem.spec.fields import FROM_FILE, WITH_UNITS, did_you_mean, explain
 from netem.spec.merge import override
 from netem.spec.scenario import Scenario
 from netem.spec.source import Node, Path_, Source, SpecError, parse, read_file
+from netem.spec.timed import event_ends
 from netem.spec.topology import SHAPES, Topology
 
 Kind = Literal["scenario", "topology"]
@@ -86,7 +87,8 @@ def _scenario(root: Node, default_name: str, overrides: Sequence[str]) -> Loaded
     root = expand.with_bases(root, _finder("scenario"))
     for assignment in overrides:
         root = override(root, assignment)
-    source = Source(file, expand.scenario(root, _finder("topology"), default_name))
+    full = expand.scenario(root, _finder("topology"), default_name)
+    source = Source(file, command_file.expand(full))
     spec = _validated(Scenario, source)
     check_topology(spec.topology, source, ("topology",))
     bursts = tuple(
@@ -94,7 +96,10 @@ def _scenario(root: Node, default_name: str, overrides: Sequence[str]) -> Loaded
         for index, burst in enumerate(spec.bursts)
     )
     capture = spec.capture.model_copy(update={"at": capture_hosts(spec, source)})
-    spec = spec.model_copy(update={"bursts": bursts, "capture": capture})
+    events = tuple(
+        event.model_copy(update={"on": event_ends(spec, index, source)}) for index, event in enumerate(spec.events)
+    )
+    spec = spec.model_copy(update={"bursts": bursts, "events": events, "capture": capture})
     check_scenario(spec, source)
     return Loaded(spec, source)
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo, ValidationInfo, WithJsonSchema
 
+from netem.spec.command import Command
+from netem.spec.events import Event
 from netem.spec.fields import Name, PositiveTime, Ratio, Snap, Spec, Time, did_you_mean, from_file, refuse, shown
 from netem.spec.topology import Topology
 from netem.spec.units import parse_rate_bps, parse_time_s
@@ -46,7 +48,7 @@ class Replay(Spec):
     """Pause before every exchange, in seconds, in place of the backward pass."""
 
 
-Workload = Annotated[Train | Replay, Field(discriminator="kind")]
+Workload = Annotated[Train | Replay | Command, Field(discriminator="kind")]
 
 DETECTORS = ("schedule", "paper", "every-n-rounds", "never", "always")
 
@@ -248,9 +250,10 @@ class Scenario(Spec):
     workload: Workload
     profile: str | dict[str, Any] = "recommended"
     """A name, or options on top of a `base`; the transport's configuration says which options there are."""
-    transports: dict[str, TransportSpec]
-    """Run one after another, in this order."""
+    transports: dict[str, TransportSpec] = Field(default_factory=dict)
+    """Run one after another, in this order. A command has variants instead."""
     bursts: tuple[Burst, ...] = ()
+    events: tuple[Event, ...] = ()
     capture: Capture = Capture(rounds="none")
     expect: tuple[str, ...] = ()
     """Conditions on the results."""
@@ -292,14 +295,18 @@ def train_iterations_per_epoch(samples: int, workers: int, batch_size: int) -> i
 def iterations_per_epoch(spec: Scenario) -> int:
     """Of a replay without epochs: all its iterations."""
     work = spec.workload
+    if isinstance(work, Command):
+        return work.iterations or 1
     if isinstance(work, Replay):
         return work.iterations_per_epoch or work.iterations
     return train_iterations_per_epoch(TRAIN_SAMPLES[work.data], len(spec.topology.workers), work.batch_size)
 
 
 def iterations_total(spec: Scenario) -> int:
-    """Iterations are 0 .. this - 1."""
+    """Iterations are 0 .. this - 1. A command that counts none has 0."""
     work = spec.workload
+    if isinstance(work, Command):
+        return work.iterations or 0
     return work.iterations if isinstance(work, Replay) else work.epochs * iterations_per_epoch(spec)
 
 

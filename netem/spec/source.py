@@ -59,6 +59,8 @@ class Node:
 
     value: Mapping[str, Node] | tuple[Node, ...] | Scalar
     mark: Mark
+    text: str = ""
+    """What a scalar of a file looks like there: 0.10 is no longer told from 0.1 by its value."""
 
     @property
     def is_mapping(self) -> bool:
@@ -197,7 +199,7 @@ class _Reader:
             return Node(dict(self._entries(node, path, parents)), mark)
         if isinstance(node, SequenceNode):
             return Node(tuple(self.read(n, (*path, i), parents) for i, n in enumerate(node.value)), mark)
-        return Node(self._scalar(node), mark)
+        return Node(self._scalar(node), mark, str(node.value))
 
     def _entries(self, node: MappingNode, path: Path_, parents: tuple[int, ...]) -> Iterator[tuple[str, Node]]:
         seen: dict[str, int | None] = {}

@@ -1,0 +1,306 @@
+"""Runs one job of a command workload: programs, impairments by time or by gate, until those that end it have ended."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from netem.analysis.command import CommandRun, Impairment, ProgramEnd, Report
+from netem.experiment.command import CommandJob, command_environment
+from netem.experiment.conductor import Conductor, Memory, RunFailed
+from netem.experiment.folder import RunFolder
+from netem.experiment.hub import Event, Hub
+from netem.experiment.open_fabric import OpenFabric
+from netem.experiment.record import Recorder
+from netem.kernel.packet_filter import PacketFilter
+from netem.kernel.sockets import is_bound
+from netem.kernel.user import User
+from netem.lab import Lab
+from netem.spec import Burst, Scenario, Step
+from netem.spec.command import filled
+from netem.spec.command_file import first_host
+from netem.spec.timed import TimedStep, timed_steps
+from netem.spec.units import format_time
+
+READY_POLL_S = 0.02
+END_LIMIT_S = 2.0
+MEMORY_POLL_S = 0.5
+
+
+class CommandConductor(Conductor):
+    """One job. `run` returns when all programs have ended; `result` says what happened, also after an error."""
+
+    job: CommandJob  # type: ignore[assignment]  # another kind of job, the same purpose
+    fabric: OpenFabric
+
+    def __init__(
+        self,
+        lab: Lab,
+        fabric: OpenFabric,
+        spec: Scenario,
+        job: CommandJob,
+        folder: RunFolder,
+        recorder: Recorder,
+        memory: Memory,
+    ) -> None:
+        super().__init__(lab, fabric, spec, job, folder, recorder, memory)  # type: ignore[arg-type]
+        self.work = job.work
+        self.hosts = {rank: lab.hosts[name] for name, rank in self.work.ranks.items()}
+        self.askers = len(self.work.until)
+        self._argv: dict[int, tuple[str, ...]] = {}
+        self._began: dict[int, float] = {}
+        self._ended: dict[int, float] = {}
+        self._by_testbed: set[int] = set()
+        self._zero: float | None = None
+        self._wall_s: float | None = None
+        self._of_round: tuple[Burst, ...] = ()
+        self._of_time: tuple[Burst, ...] = ()
+        self._round: int | None = None
+        self._reached: set[int] = set()
+        self.impairments: list[Impairment] = []
+
+    # Programs
+
+    def _start(self, user: User) -> None:
+        """Programs start in `_attend`: one that asks something of the hub before it is ready must get an answer."""
+        self._user = user
+
+    def _attend(self, hub: Hub) -> None:
+        with ExitStack() as stack:
+            first = [host for host in self.work.run if self.work.run[host].ready is not None]
+            for host in first:
+                self._launch(host, hub, stack)
+            for host in first:
+                self._await_ready(host, hub)
+            for host in self.work.run:
+                if host not in first:
+                    self._launch(host, hub, stack)
+            self._zero = time.monotonic()
+            for step in timed_steps(self.spec):
+                hub.after(step.at_s, self._at(step))
+            self._await_end(hub)
+            self._wall_s = time.monotonic() - self._zero
+            self.fabric.end()
+            self._end_rest(hub)
+
+    def _launch(self, host: str, hub: Hub, stack: ExitStack) -> None:
+        rank = self.work.ranks[host]
+        addresses = {name: each.address for name, each in self.lab.hosts.items()}
+        place = self.job.place(host, first_host(self.spec.topology), addresses)
+        argv, own = filled(self.work, place)
+        log = self.logs[rank] = self.folder.open_new(f"logs/{self.job.label}-{host}.log")
+        self._argv[rank], self._began[rank] = argv, time.monotonic()
+        child = self.children[rank] = self.lab.spawn(
+            host,
+            argv,
+            env=command_environment(self.job, place, own),
+            log=log,
+            user=self._user,
+            cwd=self.folder.path,
+        )
+        descriptor = os.pidfd_open(child.pid)
+        stack.callback(os.close, descriptor)
+        hub.watch(descriptor, lambda: self._note_end(rank))
+
+    def _note_end(self, rank: int) -> None:
+        self._ended.setdefault(rank, time.monotonic())
+
+    def _await_ready(self, host: str, hub: Hub) -> None:
+        ready = self.work.run[host].ready
+        assert ready is not None
+        proto, port = ready.port
+        rank = self.work.ranks[host]
+        limit_s = self.spec.deadlines.connect_s
+        deadline = time.monotonic() + limit_s
+        while not is_bound(self.children[rank].pid, proto, port):
+            hub.step(READY_POLL_S)
+            if rank in self._ended:
+                self._check(rank)
+                raise RunFailed(f"{self._failure(rank)}; it was to listen on {proto} port {port}")
+            if time.monotonic() > deadline:
+                raise RunFailed(f"{self.job.name}: {host} does not listen on {proto} {port} after {limit_s:g} s")
+
+    def _await_end(self, hub: Hub) -> None:
+        """Until the programs that end the job have ended. One that fails ends it at once, and so does the limit."""
+        assert self._zero is not None
+        waiting = {self.work.ranks[host] for host in self.work.until}
+        deadline = self._zero + self.work.limit_s
+        while True:
+            for rank in list(self._ended):
+                self._check(rank)
+            if waiting <= self._ended.keys():
+                return
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise RunFailed(self._overdue(waiting - self._ended.keys()))
+            hub.step(min(MEMORY_POLL_S, left_s))
+            self.memory.sample([child.pid for rank, child in self.children.items() if rank not in self._ended])
+
+    def _check(self, rank: int) -> None:
+        """RunFailed when a program has ended otherwise than expected."""
+        status = self.children[rank].poll()
+        if status is None:
+            status = self.children[rank].wait(END_LIMIT_S)  # its descriptor was readable: it is about to be reaped
+        expected = self.work.run[self.hosts[rank].name].status
+        if expected != "any" and status != expected:
+            wanted = f" instead of {expected}" if expected else ""
+            raise RunFailed(f"{self._failure(rank)}{wanted}")
+
+    def _overdue(self, ranks: set[int]) -> str:
+        names = ", ".join(self.hosts[rank].name for rank in sorted(ranks))
+        limit = format_time(self.work.limit_s)
+        return f"{self.job.name}: {names} still running after the limit of {limit} (workload.limit)"
+
+    def _end_rest(self, hub: Hub) -> None:
+        """The job is over: end those that it does not wait for, and what any of them left running."""
+        rest = {rank: child for rank, child in self.children.items() if rank not in self._ended}
+        self._by_testbed |= rest.keys()
+        self._end()
+        for rank in rest:
+            self._ended.setdefault(rank, time.monotonic())
+        hub.step(0.0)
+        self.lab.end_sessions(list(self.children.values()))
+
+    def _end(self) -> None:
+        """Also after an error: who still runs is ended by the testbed."""
+        self._by_testbed |= {rank for rank in self.children if rank not in self._ended}
+        super()._end()
+
+    # Impairments
+
+    def _at(self, step: TimedStep) -> Callable[[], None]:
+        def act() -> None:
+            self._of_time = step.bursts
+            self._change(time.monotonic(), planned_s=step.at_s)
+
+        return act
+
+    def _open_gate(self, hub: Hub, round_: int) -> None:
+        began = time.monotonic()
+        self._round = round_
+        self._reached.add(round_)
+        step = self.steps.get(round_)
+        if step is not None:
+            self._of_round = step.bursts
+            self._change(began, iteration=round_)
+            for burst in step.bursts:
+                if burst.for_s is not None:
+                    hub.after(burst.for_s, self._over(burst, round_))
+
+    def _over(self, burst: Burst, round_: int) -> Callable[[], None]:
+        """A burst that is shorter than its round ends by the clock."""
+
+        def act() -> None:
+            if burst in self._of_round and self._round == round_:
+                self._of_round = tuple(each for each in self._of_round if each is not burst)
+                self._change(time.monotonic(), iteration=round_)
+
+        return act
+
+    def _change(self, began: float, planned_s: float | None = None, iteration: int | None = None) -> None:
+        bursts = (*self._of_round, *self._of_time)
+        self.fabric.apply(Step(iteration or 0, "apply" if bursts else "clear", bursts, self.job.seed))
+        took_s = round(time.monotonic() - began, 6)
+        t_s = round(time.monotonic() - (self._zero or began), 6)
+        shown = tuple(burst.model_dump(exclude={"iteration"}) for burst in bursts)
+        window = len(self.fabric.windows) - 1
+        self.impairments.append(Impairment(shown, planned_s, iteration, t_s, took_s, window))
+        self.recorder(
+            {
+                "event": "impairment",
+                "action": "apply" if bursts else "clear",
+                "planned_round": iteration,
+                "planned_s": planned_s,
+                "bursts": list(shown),
+                "t_s": t_s,
+                "took_s": took_s,
+            }
+        )
+
+    def _filter(self) -> PacketFilter | None:
+        return None
+
+    # Results
+
+    def result(self) -> CommandRun:
+        """What there is of it."""
+        ends = [self._program_end(rank) for rank in sorted(self.children)]
+        wall_s = self._wall_s
+        if wall_s is None:
+            wall_s = time.monotonic() - self._zero if self._zero is not None else 0.0
+        health = [port.health() for port in self.fabric.ports.values()]
+        return CommandRun(
+            name=self.job.name,
+            repeat=self.job.repeat,
+            wall_s=round(wall_s, 6),
+            programs=tuple(ends),
+            cells=tuple(self.fabric.cells()),
+            impairments=tuple(self.impairments),
+            reports=tuple(self._reports()),
+            drops=self.fabric.drops(),
+            doubts={
+                key: sum(getattr(each, key) for each in health) for key in ("fragments", "gso_seen", "overflow_seen")
+            },
+            unreached=tuple(self._unreached()),
+        )
+
+    def _program_end(self, rank: int) -> ProgramEnd:
+        host = self.hosts[rank].name
+        ended = self._ended.get(rank)
+        return ProgramEnd(
+            host=host,
+            rank=rank,
+            argv=self._argv[rank],
+            status=self.children[rank].returncode,
+            ended_by="testbed" if rank in self._by_testbed else "itself",
+            wall_s=None if ended is None else round(ended - self._began[rank], 6),
+            log=str(Path("logs") / f"{self.job.label}-{host}.log"),
+        )
+
+    def _reports(self) -> list[Report]:
+        bursts = {(burst.iteration, worker) for burst in self.spec.bursts for worker in burst.workers}
+        found = []
+        for event in self.recorder.events:
+            if event["event"] == "round":
+                rank, round_, latency_s = _read_round(event)
+                host = self.hosts[rank].name if rank in self.hosts else str(rank)
+                found.append(Report(round_, rank, host, latency_s, (round_, host) in bursts))
+        return found
+
+    def _unreached(self) -> list[str]:
+        """Bursts of the scenario that the job ended before."""
+        done = {one.planned_s for one in self.impairments}
+        late = [step.at_s for step in timed_steps(self.spec) if step.bursts and step.at_s not in done]
+        rounds = sorted({burst.iteration for burst in self.spec.bursts} - self._reached)
+        wall = "" if self._wall_s is None else f" the job ended after {format_time(round(self._wall_s, 3))}"
+        found = [f"the burst at {format_time(at)} did not come:{wall or ' the job failed'}" for at in late]
+        return found + [f"nobody asked at the gate of iteration {round_}" for round_ in rounds]
+
+
+def _read_round(event: Event) -> tuple[int, int, float | None]:
+    """(rank, round, latency) of a report."""
+    latency: Any = event.get("latency_s")
+    return int(event["rank"]), int(event["round"]), None if latency is None else float(latency)
+
+
+def check_report(event: Event) -> None:
+    """Raises KeyError, TypeError or ValueError for a report of a round that is not as agreed."""
+    if event["event"] == "round":
+        _, round_, latency_s = _read_round(event)
+        if round_ < 0 or (latency_s is not None and not (math.isfinite(latency_s) and latency_s >= 0)):
+            raise ValueError("round or latency_s out of range")
+
+
+def words(end: ProgramEnd) -> str:
+    """How a program ended: `status 0`, `killed by SIGKILL`, `ended by the testbed`."""
+    if end.ended_by == "testbed":
+        return "ended by the testbed"
+    if end.status is None:
+        return "running"
+    return f"killed by {signal.Signals(-end.status).name}" if end.status < 0 else f"status {end.status}"
