@@ -188,7 +188,7 @@ def notes(summary: Summary) -> Iterator[Text]:
         yield Text(f"  {check['transport']}: {check['name']}: {check['detail']}", style="red")
     if len(failed) > MAX_FAILED_SHOWN:
         yield Text(f"  and {len(failed) - MAX_FAILED_SHOWN} more in summary.json", style="red")
-    for name, transport in summary["transports"].items():
+    for name, transport in summary.get("transports", {}).items():
         if count := transport["facts"].get("saturated"):
             dtype = transport["facts"]["profile"]["wire_dtype"]
             yield Text(f"{name}: {count} gradient values beyond the largest {dtype} were sent as that", style="yellow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Sequence
 
@@ -21,6 +20,7 @@ from netem.spec import (
     iterations_per_epoch,
     iterations_total,
 )
+from netem.spec.command import line
 from netem.spec.events import Event
 from netem.spec.units import format_rate, format_ratio, format_size, format_time
 
@@ -168,7 +168,7 @@ def _command(work: Command) -> str:
     """Hosts with the same program together."""
     by_program: dict[str, list[str]] = {}
     for host, program in work.run.items():
-        by_program.setdefault(shlex.join(program.argv), []).append(host)
+        by_program.setdefault(line(program.argv), []).append(host)
     programs = "; ".join(f"{several(hosts)}: {text}" for text, hosts in by_program.items())
     rounds = f", {work.iterations} iterations reported" if work.iterations else ""
     return f"{programs}; until {several(work.until)} ended, at most {format_time(work.limit_s)}{rounds}"

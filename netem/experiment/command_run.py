@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import shlex
 import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from netem.experiment.record import Recorder
 from netem.lab import Lab, Settings
 from netem.links.choose import BackendChoice
 from netem.spec import Loaded, Scenario, iterations_total
+from netem.spec.command import line
 from netem.spec.timed import timed_steps
 from netem.spec.units import format_ratio, format_time
 
@@ -34,7 +34,7 @@ def plan(spec: Scenario) -> list[str]:
     """What the jobs would do, for `run --dry-run`."""
     work = command_of(spec)
     lines = [f"variant {job.name} (repeat {job.repeat})" for job in make_command_jobs(spec)]
-    lines += [f"{host} runs {shlex.join(program.argv)}" for host, program in work.run.items()]
+    lines += [f"{host} runs {line(program.argv)}" for host, program in work.run.items()]
     lines.append(f"until {', '.join(work.until)} have ended, at most {format_time(work.limit_s)}")
     for step in timed_steps(spec):
         what = "; ".join(f"{format_ratio(b.loss)} {b.direction}, {', '.join(b.workers)}" for b in step.bursts)

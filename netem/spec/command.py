@@ -7,7 +7,8 @@ says which there are.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -138,6 +139,11 @@ class Command(Spec):
     def ranks(self) -> dict[str, int]:
         """Host -> rank among those that run a program, in the topology's order."""
         return {host: rank for rank, host in enumerate(self.run)}
+
+
+def line(argv: Sequence[str]) -> str:
+    """Arguments for people: quoted where they would not be told apart otherwise, braces not."""
+    return " ".join(arg if re.fullmatch(r"[^\s'\"\\;&|]+", arg) else shlex.quote(arg) for arg in argv)
 
 
 @dataclass(frozen=True)

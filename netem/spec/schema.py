@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from netem.spec.command_schema import open_command
 from netem.spec.scenario import Scenario
 from netem.spec.shapes import MAX_K
 from netem.spec.topology import MAX_HOSTS, MAX_SWITCHES, MAX_WORKERS, SHAPE_KEYS, SHAPES, Topology
@@ -72,6 +73,8 @@ def _open_scenario(result: dict[str, Any], definitions: dict[str, Any]) -> None:
     topology = definitions.pop("Topology")
     definitions["Topology"] = {"anyOf": [{"type": "string"}, topology]}
     definitions["TransportSpec"].pop("required")
+    open_command(definitions)
+    definitions["Event"]["properties"]["on"] = {"anyOf": [{"type": "string"}, definitions["Event"]["properties"]["on"]]}
     result["properties"]["extends"] = {"type": "string", "description": "Name or path of a scenario to start from."}
     workers = definitions["Burst"]["properties"]["workers"]
     workers["anyOf"] = [{"type": "string"}, *(form for form in workers["anyOf"] if form.get("type") == "array")]

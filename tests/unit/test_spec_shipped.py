@@ -27,7 +27,19 @@ TOPOLOGIES = sorted((ROOT / "topologies").glob("*.yaml"))
 
 
 def test_all_of_them_are_there() -> None:
-    expected = {"burst60", "burst70", "burst80", "burst90", "burst90-replay", "sweep-replay", "clean", "adaptive"}
+    expected = {
+        "burst60",
+        "burst70",
+        "burst80",
+        "burst90",
+        "burst90-replay",
+        "sweep-replay",
+        "clean",
+        "adaptive",
+        "command",
+        "gloo",
+        "iperf3",
+    }
     assert {path.stem for path in SCENARIOS} >= expected
     shipped = {"star", "star3", "dumbbell", "leaf-spine", "two-site", "fat-tree4", "graph"}
     assert {path.stem for path in TOPOLOGIES} >= shipped
