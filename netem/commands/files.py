@@ -57,7 +57,9 @@ def _valid(name: str, set_: list[str] | None, seed: int | None) -> dict[str, Any
 
     loaded = load(name, set_, seed)
     if isinstance(loaded, Topology):
-        words = f"1 server, {_count(len(loaded.workers), 'worker')}"
+        plain = sum(host.role == "host" for host in loaded.hosts.values())
+        words = f"1 server, {_count(len(loaded.workers), 'worker')}" if loaded.ranks else ""
+        words += f"{', ' if words and plain else ''}{_count(plain, 'host')} without a rank" if plain else ""
         return {"name": name, "ok": True, "kind": "topology", "file": name, "summary": words}
     spec = loaded.spec
     bursts = _count(len(spec.bursts) + len(spec.events), "burst")

@@ -37,7 +37,7 @@ from netem.lab import Lab, Settings
 from netem.links.base import LinkError, UnsupportedFeature
 from netem.links.choose import BackendChoice, choose
 from netem.preflight import probe, require, require_memory
-from netem.spec import Command, Loaded, iterations_per_epoch, iterations_total, timeline
+from netem.spec import Command, Loaded, Topology, iterations_per_epoch, iterations_total, timeline
 from netem.state import DEFAULT_DIR, StateError
 from netem.statuses import EXPECTATION, FAILED, INTERRUPTED, OK, PREFLIGHT, UNFAITHFUL
 
@@ -71,7 +71,7 @@ def dry_run(loaded: Loaded, options: RunOptions) -> str:
     spec = loaded.spec
     lines = [
         f"scenario {spec.name}, seed {spec.seed}: {iterations_total(spec)} iterations, results under {options.out}",
-        f"topology {spec.topology.name}: server {spec.topology.server}, workers {', '.join(spec.topology.workers)}",
+        f"topology {spec.topology.name}: {_who(spec.topology)}",
     ]
     if isinstance(spec.workload, Command):
         lines += command_run.plan(spec)
@@ -82,6 +82,12 @@ def dry_run(loaded: Loaded, options: RunOptions) -> str:
         lines.append(f"before round {step.round}: {what or 'no loss'}")
     lines += [f"expect {text}" for text in spec.expect]
     return "\n".join(lines)
+
+
+def _who(topology: Topology) -> str:
+    others = [name for name in topology.hosts if name not in topology.ranks]
+    ranked = [f"server {topology.server}", f"workers {', '.join(topology.workers)}"] if topology.ranks else []
+    return ", ".join([*ranked, *([f"without a rank {', '.join(others)}"] if others else [])])
 
 
 def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:

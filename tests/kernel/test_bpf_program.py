@@ -308,3 +308,17 @@ def test_verifier_speaks_when_a_program_is_refused() -> None:
     text.exit()
     with pytest.raises(bpf.BpfError, match="R3 !read_ok"):
         bpf.Program("bad", text.assemble())
+
+
+def test_told_apart_by_destination(namespace: str) -> None:
+    """All frames here go to 10.77.0.1: that is whose counters and rules they meet, whoever sent them."""
+    loss = LossFilter(namespace, "lo", by="destination")
+    loss.install(FLOW, KEY, ["10.77.0.1", HOST])
+    loss.set_loss([LossRule("10.77.0.1", 1, 1.0, first=3, last=3), LossRule(HOST, 1, 1.0)])
+    frames = [frame(chunk(n), source=source) for n in (2, 3) for source in (HOST, OTHER_HOST, STRANGER)]
+    assert run(loss, *frames) == [True] * 3 + [False] * 3
+    assert [(c.source, c.index, c.seen, c.dropped) for c in loss.counters()] == [
+        ("10.77.0.1", 2, 3, 0),
+        ("10.77.0.1", 3, 3, 3),
+    ]
+    loss.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from netem.experiment.wiring import Wiring
 from netem.kernel import netns
 from netem.kernel.errors import LabError
 from netem.kernel.snapshot import host_snapshot
 from netem.lab import Lab
 from netem.lab.reach import all_to_all
+from netem.links.choose import BackendChoice
 from netem.spec import load_topology, load_topology_text, star
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,3 +171,39 @@ def test_two_labs_at_once_share_nothing(state_dir: Path) -> None:
     assert os.listdir(state_dir) == []
     assert [line for line in before.differences(host_snapshot()) if not line.startswith("namespaces:")] == []
     assert not {name for name in netns.names() if name.startswith((f"{one['id']}-", f"{two['id']}-"))}
+
+
+def test_a_standing_lab_loses_on_every_link_what_the_file_says(state_dir: Path) -> None:
+    """Both ways over a link between switches, one host's uplink, and hosts without a rank like the others."""
+    text = (
+        "two_site: {site1: {server: 1, hosts: 1}, site2: {workers: 1, hosts: 1}}\n"
+        "links: [{between: [site1, site2], up: {loss: 30%}, down: {loss: 60%}}, "
+        "{between: [server, site1], up: {loss: 50%}}]"
+    )
+    sent = 4000
+    with Lab.build(load_topology_text(text), state_dir=state_dir) as lab:
+        wiring = Wiring(lab, load_topology_text(text), BackendChoice("bpf", "bpf", "asked for"))
+        wiring.install_steady()
+        for source, target, loss in (
+            ("host1", "worker1", 0.3), ("host2", "host1", 0.6), ("server", "host1", 0.5), ("server", "host2", 0.65),
+        ):  # fmt: skip
+            arrived = count_arrivals(lab, source, target, sent)
+            # Five standard deviations of a binomial share.
+            assert arrived / sent == pytest.approx(1 - loss, abs=5 * (loss * (1 - loss) / sent) ** 0.5)
+        wiring.close()
+
+
+def count_arrivals(lab: Lab, source: str, target: str, count: int) -> int:
+    with (
+        lab.socket(target, "udp", 32 << 20, 1 << 16) as receiver,
+        lab.socket(source, "udp", 1 << 16, 1 << 20) as sender,
+    ):
+        receiver.bind((lab.hosts[target].address, 29998))
+        receiver.settimeout(0.5)  # the packets of a busy machine are a moment on their way
+        for _ in range(count):
+            sender.sendto(b"x", (lab.hosts[target].address, 29998))
+        arrived = 0
+        with contextlib.suppress(TimeoutError):
+            while receiver.recv(10):
+                arrived += 1
+        return arrived

@@ -124,6 +124,11 @@ def test_few_links_between_switches_have_their_words_beside_them() -> None:
     assert "all hosts: as fast as the machine, MTU 1500" in dumbbell
 
 
+def test_the_picture_of_the_documentation_is_what_show_draws() -> None:
+    path = Path(__file__).resolve().parents[2] / "docs" / "leaf-spine.svg"
+    assert path.read_text(encoding="utf-8") == picture(load_topology("leaf-spine"))
+
+
 def test_show_writes_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.svg"
     assert main(["show", "burst90-replay", "--svg", str(path)]) == 0
