@@ -10,13 +10,13 @@ from typing import Self
 from netem.analysis.records import LinkCount
 from netem.experiment.passages import Passage
 from netem.experiment.prepare import Job
-from netem.experiment.tally import Tally
+from netem.experiment.tally import Counted, Tally, by_known_rounds
 from netem.experiment.wiring import Wiring
 from netem.kernel.netns import open_netlink
 from netem.kernel.veth import tx_dropped
 from netem.lab import Lab, PortPlace
 from netem.links import mask
-from netem.links.base import Counter, LossRule, Match, Port, PortHealth
+from netem.links.base import LossRule, Match, Port, PortHealth
 from netem.links.bpf import LossFilter
 from netem.links.choose import BackendChoice
 from netem.spec import Burst, Scenario, Step
@@ -153,18 +153,19 @@ class Fabric:
         losses = {place: self._by_rank(loss, by_address) for place, loss in self.wiring.losses.items()}
         for (way, rank), places in self.wiring.passages.of_flow.items():
             for place in reversed(places):  # the first link of a way is the one that sees all that was sent
-                for index, counter in losses.get((place.here, place.there), {}).get(rank, ()):
-                    behind = found.get((way, rank, index), Tally())
-                    found[way, rank, index] = behind.behind(counter.seen, counter.dropped, counter.bytes_seen)
+                known = {index for here, worker, index in found if (here, worker) == (way, rank)}
+                counted = losses.get((place.here, place.there), {}).get(rank, {})
+                for index, (seen, dropped, size) in by_known_rounds(counted, known).items():
+                    found[way, rank, index] = found.get((way, rank, index), Tally()).behind(seen, dropped, size)
         return found
 
     @staticmethod
-    def _by_rank(loss: LossFilter, ranks: Mapping[str, int]) -> dict[int, list[tuple[int | None, Counter]]]:
-        """Data that a link in front of the last has counted: worker's rank -> (round, counter)."""
-        found: dict[int, list[tuple[int | None, Counter]]] = {}
-        for counter in loss.counters():
-            if counter.kind == "data" and counter.source in ranks:
-                found.setdefault(ranks[counter.source], []).append((counter.index, counter))
+    def _by_rank(loss: LossFilter, ranks: Mapping[str, int]) -> dict[int, dict[int | None, Counted]]:
+        """Data that a link in front of the last has counted: worker's rank -> round -> seen, dropped, bytes."""
+        found: dict[int, dict[int | None, Counted]] = {}
+        for each in loss.counters():
+            if each.kind == "data" and each.source in ranks:
+                found.setdefault(ranks[each.source], {})[each.index] = (each.seen, each.dropped, each.bytes_seen)
         return found
 
     def queue_drops(self) -> dict[str, int]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
+
+Counted = tuple[int, int, int]
+"""Packets seen and dropped, and bytes seen, by one link."""
 
 
 class Tally(NamedTuple):
@@ -41,3 +45,18 @@ class Tally(NamedTuple):
 
     def minus(self, other: Tally) -> Tally:
         return Tally(*(a - b for a, b in zip(self, other, strict=True)))
+
+
+def by_known_rounds(counted: Mapping[int | None, Counted], known: Collection[int | None]) -> dict[int | None, Counted]:
+    """What a link that knows every round has counted, for one behind it that knows only some (netem): the rest as one.
+
+    `known` are the rounds of the link behind, with None where it has packets of which it does not know the round.
+    """
+    if None not in known:
+        return dict(counted)
+    found: dict[int | None, Counted] = {}
+    for index, (seen, dropped, size) in counted.items():
+        place = index if index in known else None
+        before = found.get(place, (0, 0, 0))
+        found[place] = (before[0] + seen, before[1] + dropped, before[2] + size)
+    return found

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netem.experiment.passages import base_loss, passages, routing_facts
-from netem.experiment.tally import Tally
+from netem.experiment.tally import Tally, by_known_rounds
 from netem.spec import load_topology, load_topology_text, star
 
 CHAIN = """\
@@ -90,3 +90,10 @@ def test_a_queue_between_two_lossy_links_does_not_hide_their_loss() -> None:
 
 def test_a_link_that_loses_everything() -> None:
     assert Tally().behind(100, 100, 0) == Tally(100, 100, 0, 100, 100)
+
+
+def test_rounds_that_the_link_behind_does_not_know_are_one() -> None:
+    counted = {1: (10, 1, 100), 2: (20, 2, 200), 3: (30, 3, 300)}
+    assert by_known_rounds(counted, {1, 2, 3}) == counted
+    assert by_known_rounds(counted, set()) == counted
+    assert by_known_rounds(counted, {2, None}) == {None: (40, 4, 400), 2: (20, 2, 200)}
