@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from netem.commands.layout import Row, kinds, levels, rows, several, upper_ends
+from netem.lab.plan import routes_of
 from netem.lab.routing import METHOD
 from netem.spec import (
     Burst,
@@ -25,6 +26,7 @@ from netem.spec.events import Event
 from netem.spec.units import format_rate, format_ratio, format_size, format_time
 
 WIDTH = 78
+MAX_WAYS = 16
 _LABEL = 12
 _PLAIN = "as fast as the machine"
 MAX_BURSTS = 8
@@ -41,8 +43,27 @@ def topology_lines(topology: Topology) -> list[str]:
             lines.append(f"{switch} ── {several(upper[switch], 6)}" if upper[switch] else switch)
             lines += _host_lines(below.get(switch, ()))
     if len(topology.switches) > 1:
-        lines += ["", *textwrap.wrap(f"ways: {METHOD}", WIDTH, subsequent_indent="  ")]
+        lines += ["", *_way_lines(topology)]
     return lines + _link_lines(topology)
+
+
+def _way_lines(topology: Topology) -> list[str]:
+    """How ways are chosen, and those of the gradients, by the switches that they pass."""
+    lines = textwrap.wrap(f"ways: {METHOD}", WIDTH, subsequent_indent="  ")
+    if not topology.ranks:
+        return lines
+    ways = routes_of(topology)
+    for what, ends in (
+        ("to the server", [(name, topology.server) for name in topology.workers]),
+        ("from the server", [(topology.server, name) for name in topology.workers]),
+    ):
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for worker, (source, target) in zip(topology.workers, ends, strict=True):
+            groups.setdefault(ways.path(source, target)[1:-1], []).append(worker)
+        told = [f"  {', '.join(way)}: {several(workers)}" for way, workers in groups.items()]
+        more = [f"  and {len(told) - MAX_WAYS} more"] if len(told) > MAX_WAYS else []
+        lines += [f"{what}:", *told[:MAX_WAYS], *more]
+    return lines
 
 
 def _level_lines(found: list[list[str]]) -> list[str]:

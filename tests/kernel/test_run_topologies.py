@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.run_helpers import run, summary
+from tests.kernel.run_helpers import LIMIT_S, run, start, summary
 
 SCENARIO = """\
 name: graph
@@ -73,3 +73,14 @@ def test_losses_and_queues_between_switches_are_told_apart(tmp_path: Path) -> No
     assert stats["queue_drops"] == stats["uplink_drops"] == {"up": 0, "down": 0}
     (totals,) = [check for check in checks if check["name"] == "totals"]
     assert "packets dropped by queues and devices" in totals["detail"]
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """The same scenario twice at the same time: same addresses, same names, both faithful."""
+    path = scenario(tmp_path, "{dumbbell: {left: 1, right: 2}}", 100)
+    both = [start(path, tmp_path / f"runs{n}") for n in range(2)]
+    for process in both:
+        out, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, out
+    folders = [next((tmp_path / f"runs{n}").iterdir()) for n in range(2)]
+    assert all(summary(folder)["fidelity"]["faithful"] for folder in folders)
