@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
+import guest_path  # noqa: E402
 from guest_network import DATA_PORT, RECEIVER, Network, Traffic  # noqa: E402
 
 from netem.kernel import qdisc  # noqa: E402
@@ -352,6 +353,12 @@ def _open_for_all(folder: Path) -> None:
     options = f"lowerdir={folder},upperdir={layers / 'upper'},workdir={layers / 'work'}"
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, folder], check=True, timeout=60)
     folder.chmod(folder.stat().st_mode | 0o555)
+
+
+@check
+def long_path() -> dict[str, Any]:
+    """Rounds of the transport over 5 ms each way and 60 to 90 % loss, see guest_path.py."""
+    return guest_path.measure()
 
 
 @check

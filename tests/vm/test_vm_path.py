@@ -1,0 +1,32 @@
+"""Rounds of the transport over 5 ms of sch_netem each way, at a pace that the machine carries, beside the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from netem.analysis import oracle
+
+pytestmark = [pytest.mark.timeout(1300), pytest.mark.check("long_path")]
+
+
+def test_a_long_path_costs_a_round_trip_and_a_half(
+    measured: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At most 1.25 times the erasure bound at the pace, and 1.5 of the round trips that the machine has measured."""
+    rtt_s, pace_hz, chunks = (measured[name] for name in ("rtt_s", "pace_hz", "chunks"))
+    assert rtt_s >= 0.0099
+    ratios = {}
+    for one in measured["rounds"]:
+        assert one["outcome"] == "ok"
+        bound_s = oracle.Packets(oracle.need(chunks, one["tolerance"]), one["loss"]).mean / pace_hz
+        ratios[one["tolerance"], one["loss"]] = one["latency_s"] / (1.25 * bound_s + 1.5 * rtt_s)
+    assert len(ratios) == 8
+    with capsys.disabled():
+        shown = ", ".join(f"{p:.1%}/{loss:.0%}: {ratio:.2f}" for (p, loss), ratio in ratios.items())
+        print(
+            f"\n  vm: {chunks} chunks, {pace_hz:.0f} packets a second ({measured['clean_hz']:.0f} without pace), RTT "
+            f"{1e3 * rtt_s:.1f} ms; latency in limits, p/loss: {shown}", end=" ",
+        )  # fmt: skip
+    assert max(ratios.values()) <= 1
