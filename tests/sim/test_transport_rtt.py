@@ -139,7 +139,7 @@ def test_where_a_round_trip_holds_the_whole_round_nobody_keeps_the_limit(toleran
     limit, mean = limits(2_964, tolerance, loss, CORE_HZ), rounds_of(2_964, tolerance, loss, None)
     best_s = fmean(greedy(2_964, tolerance, loss, seed) for seed in SEEDS)
     print(f"    greedy/limit {best_s / limit.latency_s:.2f}, mean/greedy {mean.latency_s / best_s:.2f}")
-    assert mean.latency_s <= 1.15 * best_s
+    assert mean.latency_s <= 1.2 * best_s
     if best_s <= 0.95 * limit.latency_s:
         assert mean.latency_s <= limit.latency_s
     else:
