@@ -19,9 +19,9 @@ from dblp.collective.worker_flow import Ending
 from dblp.datagrams import DataSocket, PacketBuffer
 from dblp.errors import ConnectError, HandshakeError, PeerLost, RoundTimeout
 from dblp.events import NoEvents
-from dblp.io import Control, Hints, clock, udp_socket
+from dblp.io import Control, Hints, clock, udp_socket, wait
 from dblp.receiver import Receiver
-from dblp.sender import Sender
+from dblp.sender import Batch, Sender
 from dblp.wire import Bitmap, Bye, End, Frame, FrameReader, Hello, Probe, Refuse, Start, Stop, encode
 from tests.loopback.collective_world import config_of, free_base
 
@@ -97,6 +97,22 @@ def test_probe_of_the_broadcast_that_is_read_with_the_stop_is_answered(pair: Pai
     sent_up(pair)
     receive_down(pair)
     assert pair.heard()[0] == Bitmap(0, DOWN, 0, 3, b"\x00")
+
+
+def test_a_complete_receiver_says_stop_before_it_looks_at_probes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every probe that came meanwhile would cost a look at the socket, and the sender goes on until it has the stop."""
+    machine, polled = Receiver(0, DOWN, 8, 8), []
+    genuine = pair.link.poll
+    monkeypatch.setattr(pair.link, "poll", lambda: polled.append(machine.finished) or genuine())
+    packets = PacketBuffer(LAYOUT)
+    packets.address(5, 0)
+    order = np.arange(8)
+    DataSocket(pair.peer_data, LAYOUT, 5).send(packets, Batch(order, np.zeros(8, np.int64)), clock() + 1.0)
+    pair.says(Probe(0, DOWN, 0, 8), Probe(0, DOWN, 1, 8))
+    wait([pair.data.fileno()], 2.0)
+    ReceiveLoop(pair.link, machine, LAYOUT.matrix(), Ending(0)).run(Deadline(2.0, 2.0))
+    assert [type(frame) for frame in pair.heard()] == [Stop]
+    assert not any(polled)
 
 
 def test_end_that_is_read_with_the_stop_of_a_stream_ends_the_wait(pair: Pair) -> None:
