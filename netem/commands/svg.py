@@ -112,7 +112,8 @@ def _placed(topology: Topology, found: Sequence[Sequence[str]], below: Mapping[s
     """The lowest level decides the width, one column a switch; the levels above are spread over it."""
     gap = _COLUMN_GAP
     if 0 < len(topology.trunks) <= _LABELLED:
-        gap += _CHAR * max(len(text) for link in topology.trunks for text in _trunk_words(link, right=True))
+        words = [text for link in topology.trunks for text in _trunk_words(link, right=True)]
+        gap += _CHAR * max(map(len, words), default=6)
     head = _head(topology, found)
     step_up = _BOX_HEIGHT + max(_LEVEL_GAP, head + 20)
     top = _TITLE + head + (len(found) - 1) * step_up

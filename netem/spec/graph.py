@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from netem.spec.source import Path_, Source
-from netem.spec.topology import MAX_HOSTS, MAX_SWITCHES, MAX_WORKERS, Topology
+from netem.spec.topology import MAX_HOSTS, MAX_LINKS, MAX_SWITCHES, MAX_WORKERS, Topology
 
 
 def check_roles(topology: Topology, source: Source, at: Path_) -> None:
@@ -30,6 +30,8 @@ def check_graph(topology: Topology, source: Source, at: Path_) -> None:
     for index, switch in enumerate(switches):
         if switch in switches[:index]:
             raise source.error((*at, "switches", index), f"{switch!r} is named twice")
+    if len(topology.links) > MAX_LINKS:
+        raise source.error((*at, "links"), f"{len(topology.links)} links; allowed: up to {MAX_LINKS}")
     adjacent: dict[str, set[str]] = {name: set() for name in (*topology.hosts, *switches)}
     for link in topology.links:
         first, second = link.between

@@ -12,7 +12,7 @@ from itertools import product
 
 from netem.spec.fields import did_you_mean
 from netem.spec.source import Node, make
-from netem.spec.topology import MAX_HOSTS, MAX_SWITCHES, MAX_WORKERS, SHAPES
+from netem.spec.topology import MAX_HOSTS, MAX_LINKS, MAX_SWITCHES, MAX_WORKERS, SHAPES
 
 Pair = tuple[str, str]
 GROUP_KEYS = ("server", "workers", "hosts")
@@ -85,6 +85,8 @@ def _check(shape: Node, graph: _Graph, hosts: Sequence[tuple[str, str, str]]) ->
         raise shape.error(f"{len(hosts)} hosts; allowed: 1 to {MAX_HOSTS}")
     if len(graph.switches) > MAX_SWITCHES:
         raise shape.error(f"{len(graph.switches)} switches; allowed: up to {MAX_SWITCHES}")
+    if len(hosts) + len(graph.trunks) > MAX_LINKS:
+        raise shape.error(f"{len(hosts) + len(graph.trunks)} links; allowed: up to {MAX_LINKS}")
 
 
 def _name(form: str, graph: _Graph) -> str:

@@ -12,6 +12,7 @@ from netem.spec.units import SIZE, UnitError, format_size, parse_size_bytes
 MAX_WORKERS = 64
 MAX_HOSTS = 128
 MAX_SWITCHES = 128
+MAX_LINKS = 1000
 SHAPES = ("star", "dumbbell", "leaf_spine", "two_site", "fat_tree")
 """Short forms: what `netem.spec.shapes` expands."""
 Role = Literal["server", "worker", "host"]

@@ -130,6 +130,11 @@ def test_few_links_between_switches_have_their_words_beside_them() -> None:
     assert "all hosts: as fast as the machine, MTU 1500" in dumbbell
 
 
+def test_few_links_between_switches_without_words() -> None:
+    topology = load_topology_text("dumbbell: {left: 1, right: 1}")
+    assert "all links: as fast as the machine, MTU 1500" in texts(topology)
+
+
 def test_the_picture_of_the_documentation_is_what_show_draws() -> None:
     path = Path(__file__).resolve().parents[2] / "docs" / "leaf-spine.svg"
     assert path.read_text(encoding="utf-8") == picture(load_topology("leaf-spine"))

@@ -177,6 +177,7 @@ def test_what_is_wrong_is_named_with_its_line(old: str, new: str, line: int | No
         ("dumbbell: {left: 0, right: 0}", "dumbbell", "0 hosts; allowed: 1 to 128"),
         ("dumbbell: {left: 1, right: 1}\nstar: {workers: 1}", "dumbbell", "`dumbbell` and `star` exclude each other"),
         ("dumbbell: {left: 1, right: 1}\nswitches: [a]", "switches", "`switches` and `dumbbell` exclude each other"),
+        ("leaf_spine: {leaves: 64, spines: 64, hosts_per_leaf: 1}", "leaf_spine", "4160 links; allowed: up to 1000"),
         ("fat_tree: {k: 3}", "fat_tree.k", "3 is odd"),
         ("fat_tree: {k: 8}", "fat_tree.k", "allowed: 2 to 6"),
         ("leaf_spine: {leaves: 2, spines: 0, hosts_per_leaf: 1}", "leaf_spine.spines", "allowed: 1 to 128"),
