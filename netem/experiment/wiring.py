@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from netem.experiment.passages import Passage, passages
 from netem.lab import Lab
 from netem.links.base import Flow, Key, Port, Shape
-from netem.links.bpf import BpfPort, LossFilter
+from netem.links.bpf import BpfPort, Hook, LossFilter
 from netem.links.choose import BackendChoice
 from netem.links.netem import NetemPort
-from netem.links.program import By
 from netem.spec import LinkShape, Topology
 
 
@@ -50,7 +49,7 @@ class Wiring:
     """The same from a switch to another, at the port that leads there."""
     losses: dict[Place, LossFilter] = field(default_factory=dict)
     """Loss of all links but the last. From a host: where packets enter the switch, as a sender's TCP would notice it at
-    home. Between switches: at the port that leads there. Counted by sender; on the way down by receiver."""
+    home. Between switches: at the port that leads there. Counted by sender; gradients on the way down by receiver."""
 
     def __post_init__(self) -> None:
         self.passages = passages(self.topology)
@@ -80,6 +79,7 @@ class Wiring:
             loss = self.losses.get((passage.here, passage.there))
             if loss is not None:
                 flow = flows.get(passage.direction or "")
+                loss.by = "destination" if flow and passage.direction == "down" else "source"
                 loss.install(flow, key if flow else None, self.addresses, passage.shape.loss)
 
     def _port(self, label: str, netns: str, ifname: str, receiver: tuple[str, str] | None = None) -> Port:
@@ -109,10 +109,8 @@ class Wiring:
             else:
                 self.trunks[here, there] = port
         if shape.loss_ratio:
-            by: By = "destination" if passage.direction == "down" else "source"
-            self.losses[here, there] = LossFilter(
-                place.netns, place.ifname, "ingress" if passage.from_host else "egress", by=by
-            )
+            hook: Hook = "ingress" if passage.from_host else "egress"
+            self.losses[here, there] = LossFilter(place.netns, place.ifname, hook)
 
     def close(self) -> None:
         for ports in (self.ports, self.side_ports, self.uplinks, self.trunks):

@@ -190,6 +190,8 @@ def test_a_standing_lab_loses_on_every_link_what_the_file_says(state_dir: Path) 
             arrived = count_arrivals(lab, source, target, sent)
             # Five standard deviations of a binomial share.
             assert arrived / sent == pytest.approx(1 - loss, abs=5 * (loss * (1 - loss) / sent) ** 0.5)
+        counted = wiring.losses["server", "site1"].counters()
+        assert {(c.source, c.seen) for c in counted} == {(lab.hosts["server"].address, 2 * sent)}
         wiring.close()
 
 
