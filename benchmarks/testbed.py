@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.labs import Star
-from netem.analysis.merge import LossPlan
 from netem.analysis.records import RoundRow
+from netem.experiment.asked import loss_plan
 from netem.experiment.conductor import Conductor, Memory
 from netem.experiment.fabric import Fabric
 from netem.experiment.folder import RunFolder
 from netem.experiment.hub import Event
-from netem.experiment.passages import base_loss
 from netem.experiment.prepare import check, gradient_bytes, make_job
 from netem.experiment.record import Recorder
 from netem.kernel.user import User
@@ -73,7 +72,7 @@ class Testbed:
         conductor.run()
         exact = self.choice.loss_engine == "bpf"
         counts = self.fabric.counts(job, [burst.iteration for burst in spec.bursts])
-        plan = LossPlan.of(spec, base_loss(spec.topology))
+        plan = loss_plan(spec, job.config.seed)
         run = recorder.result(counts, plan, by_round=exact, repeatable=exact)
         bad = [row for row in run.rows if row.outcome != "ok"]
         if bad:

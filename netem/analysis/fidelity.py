@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from netem.analysis import intervals, oracle
+from netem.analysis.fates import Flow, Keys
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
 from netem.analysis.run import RunData, TransportRun
 
@@ -66,10 +69,10 @@ def _statistical(run: TransportRun, data: RunData) -> Iterator[Statistical]:
     quiet: dict[tuple[int, str, float], list[LinkCount]] = {}
     for row in run.rows:
         count = by_flow.get((row.round, row.worker, row.direction))
-        loss, burst = data.plan.requested(row.iteration, row.worker, row.direction)
+        loss = row.loss_requested
         if loss is None:
             continue
-        if burst:
+        if row.burst and loss > base_loss(row, data):
             yield partial(_burst_loss, run, row, count, loss)
         elif loss > 0 and count is not None:
             quiet.setdefault((row.worker, row.direction, loss), []).append(count)
@@ -100,6 +103,11 @@ def _loss(
     return Check(name, run.name, run.repeat, loss in interval, detail, loss, achieved, interval.low, interval.high)
 
 
+def base_loss(row: RoundRow, data: RunData) -> float:
+    """What the links lose of this flow all the time."""
+    return data.plan.base_loss.get((row.worker, row.direction), 0.0)
+
+
 def passes_comparable(run: TransportRun, data: RunData) -> list[tuple[RoundRow, oracle.Passes]]:
     """Completed burst rounds of one loss ratio under stop and wait, and their oracle; none where something else than
     the loss has dropped packets.
@@ -107,8 +115,8 @@ def passes_comparable(run: TransportRun, data: RunData) -> list[tuple[RoundRow, 
     found: list[tuple[RoundRow, oracle.Passes]] = []
     others = [n for each in _drops(run) for n in each.values()]
     for row in run.rows if run.stop_and_wait and not any(others) else ():
-        loss, burst = data.plan.requested(row.iteration, row.worker, row.direction)
-        if not burst or loss is None or row.outcome != "ok" or row.passes is None or row.dropped_socket:
+        loss = row.loss_requested
+        if not row.burst or not loss or row.outcome != "ok" or row.passes is None or row.dropped_socket:
             continue
         expected = oracle.passes(row.chunks, row.delivered, loss) if row.chunks and row.delivered else None
         if expected is not None:
@@ -130,6 +138,8 @@ def _exact(run: TransportRun, data: RunData) -> list[Check]:
         checks.append(_replicas(run))
     if run.stop_and_wait and run.mask_seed is not None and run.order is not None:
         checks.append(_mask_exact(run, data))
+    if run.recorded and run.stop_and_wait and run.order is not None:
+        checks.append(_recorded_exact(run, data))
     return checks
 
 
@@ -141,7 +151,7 @@ def _clean_rounds(run: TransportRun, data: RunData) -> list[Check]:
     far: list[tuple[RoundRow, LinkCount]] = []
     for row in run.rows:
         count = by_flow.get((row.round, row.worker, row.direction))
-        if count is None or data.plan.requested(row.iteration, row.worker, row.direction) != (0.0, False):
+        if count is None or row.loss_requested != 0.0:
             continue
         (near if burst_iterations & {row.iteration - 1, row.iteration, row.iteration + 1} else far).append((row, count))
     checks = []
@@ -317,11 +327,38 @@ def _replicas(run: TransportRun) -> Check:
     return Check("replicas", run.name, run.repeat, not bad, detail)
 
 
+def _recorded_exact(run: TransportRun, data: RunData) -> Check:
+    """The same of a recorded mask: a round in which nothing else loses takes the course that the list says."""
+    problems, compared = [], 0
+    others = (*run.device_drops.values(), *run.queue_drops.values(), *run.uplink_drops.values())
+    for row in run.rows if not any(others) else ():
+        keys = run.recorded.get(Flow(row.direction, row.worker, row.round))
+        alone = data.plan.requested(row.iteration, row.worker, row.direction, row.phase) == (0.0, False)
+        usable = alone and row.outcome == "ok" and not row.dropped_socket
+        if keys is None or not usable or not row.chunks or not row.delivered or run.order is None:
+            continue
+        order = run.order(row.round, row.worker, row.direction, row.chunks)
+        want = oracle.predict(order, row.delivered, row.chunks, recorded_drop(keys))
+        compared += 1
+        if (want.passes, want.packets_at_need) != (row.passes, row.packets_at_need):
+            problems.append(
+                f"round {row.round}, worker {row.worker} {row.direction}: {row.passes} passes and "
+                f"{row.packets_at_need} packets, the list says {want.passes} and {want.packets_at_need}"
+            )
+    detail = problems[0] if problems else f"{compared} rounds equal the recorded losses' prediction to the packet"
+    return Check("recorded mask", run.name, run.repeat, not problems, detail)
+
+
+def recorded_drop(keys: Keys) -> oracle.DropFn:
+    """The decision of a recorded mask on one flow of one round."""
+    return lambda sequence, number: np.isin(sequence.astype(np.uint64) << np.uint64(16) | np.uint64(number), keys)
+
+
 def _mask_exact(run: TransportRun, data: RunData) -> Check:
     """Passes and packets up to the completing chunk are what the loss mask says, to the packet."""
     problems, compared = [], 0
     for row, _ in passes_comparable(run, data):
-        loss, _burst = data.plan.requested(row.iteration, row.worker, row.direction)
+        loss = row.loss_requested
         if run.order is None or run.mask_seed is None or loss is None or not row.chunks or not row.delivered:
             continue
         if row.packets_at_need is None:

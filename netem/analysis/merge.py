@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from netem.analysis import oracle
@@ -33,13 +34,8 @@ class TopologyLike(Protocol):
     def ranks(self) -> Mapping[str, int]: ...
 
 
-class ScenarioLike(Protocol):
-    """The part of a scenario that says which losses were asked for."""
-
-    @property
-    def bursts(self) -> Sequence[BurstLike]: ...
-    @property
-    def topology(self) -> TopologyLike: ...
+RoundsLike = tuple[int, int, BurstLike, float | None]
+"""(first iteration, last, burst that covers them, its length if it ends within the round)."""
 
 
 @dataclass(frozen=True)
@@ -47,37 +43,60 @@ class LossPlan:
     """Which loss was asked for, round by round.
 
     `ranks` maps the workers' host names to ranks; `base_loss` is the steady loss of a flow's path, by
-    (worker, direction), where there is any.
+    (worker, direction), where there is any. `windows` and `phases` are events by iteration and by phase; a loss of 0
+    stands for an event that changes something else.
     """
 
     bursts: tuple[BurstLike, ...]
     ranks: Mapping[str, int]
     base_loss: Mapping[tuple[int, str], float]
+    windows: tuple[RoundsLike, ...] = ()
+    phases: tuple[tuple[str, BurstLike], ...] = ()
+    recorded: frozenset[FlowKey] = frozenset()
+    """Flows that a recorded mask loses something of; how much, only who sent knows."""
 
-    @classmethod
-    def of(cls, scenario: ScenarioLike, base_loss: Mapping[tuple[int, str], float] | None = None) -> LossPlan:
-        """Of a loaded `netem.spec` scenario."""
-        return cls(tuple(scenario.bursts), scenario.topology.ranks, base_loss or {})
+    @cached_property
+    def _by_iteration(self) -> dict[int, list[tuple[BurstLike, float | None]]]:
+        """What covers a single iteration; longer windows are few."""
+        found: dict[int, list[tuple[BurstLike, float | None]]] = {}
+        for burst in self.bursts:
+            found.setdefault(burst.iteration, []).append((burst, burst.for_s))
+        for first, last, burst, for_s in self.windows:
+            if first == last:
+                found.setdefault(first, []).append((burst, for_s))
+        return found
 
-    def covers(self, burst: BurstLike, iteration: int, worker: int, direction: str) -> bool:
-        if burst.iteration != iteration or burst.direction not in (direction, "both"):
+    @cached_property
+    def _long(self) -> list[RoundsLike]:
+        return [window for window in self.windows if window[0] != window[1]]
+
+    def covers(self, burst: BurstLike, worker: int, direction: str) -> bool:
+        if burst.direction not in (direction, "both"):
             return False
         if isinstance(burst.workers, str):
             return burst.workers == "all" or self.ranks.get(burst.workers) == worker
         return any(item == worker or self.ranks.get(str(item)) == worker for item in burst.workers)
 
-    def requested(self, iteration: int, worker: int, direction: str) -> tuple[float | None, bool]:
+    def requested(
+        self, iteration: int, worker: int, direction: str, phase: str = "", by_time: Collection[float] = (0.0,)
+    ) -> tuple[float | None, bool]:
         """(loss ratio, whether a burst covers this round). The ratio is None where it holds for a part of
         it only.
 
-        Of two bursts the higher loss holds: both compare the same hash with their threshold.
+        Of two bursts the higher loss holds: both compare the same hash with their threshold. `by_time`: all the
+        losses that events by time asked for within the round.
         """
         base = self.base_loss.get((worker, direction), 0.0)
-        covering = [b for b in self.bursts if self.covers(b, iteration, worker, direction)]
-        if any(burst.for_s is not None for burst in covering):
+        there = [*self._by_iteration.get(iteration, ())]
+        there += [(burst, for_s) for first, last, burst, for_s in self._long if first <= iteration <= last]
+        there += [(burst, None) for name, burst in self.phases if name == phase]
+        covering = [(burst, for_s) for burst, for_s in there if self.covers(burst, worker, direction)]
+        highest = max((burst.loss for burst, for_s in covering if for_s is None), default=0.0)
+        asked = {max(highest, loss) for loss in by_time}
+        asked |= {max(highest, burst.loss) for burst, for_s in covering if for_s is not None}
+        if len(asked) != 1:
             return None, True
-        highest = max((burst.loss for burst in covering), default=0.0)
-        return 1.0 - (1.0 - base) * (1.0 - highest), bool(covering)
+        return 1.0 - (1.0 - base) * (1.0 - asked.pop()), bool(covering)
 
 
 @dataclass
@@ -111,29 +130,45 @@ class _Reports:
 
 
 def merge_rounds(
-    events: Iterable[Event], counts: Sequence[LinkCount], plan: LossPlan, *, transport: str, repeat: int = 0
+    events: Iterable[Event],
+    counts: Sequence[LinkCount],
+    plan: LossPlan,
+    *,
+    transport: str,
+    repeat: int = 0,
+    timed: Mapping[FlowKey, Collection[float]] | None = None,
 ) -> list[RoundRow]:
     """One row a (round, worker, direction) that any side reported, sorted by round, direction (up first) and worker.
 
     A side that reported nothing leaves its columns None; without the sender's report the outcome is lost_worker. A
-    round whose iteration no worker named counts as one iteration.
+    round whose iteration no worker named counts as one iteration. `timed`: losses of events by time, of the flows that
+    they touched.
     """
     reports = _Reports.of(events)
     by_flow = counts_by_flow(counts)
     keys = reports.sent.keys() | reports.received.keys()
     return [
-        _row(transport, repeat, key, reports, by_flow.get(key), plan)
+        _row(transport, repeat, key, reports, by_flow.get(key), plan, timed or {})
         for key in sorted(keys, key=lambda k: (k[0], k[2] != "up", k[1]))
     ]
 
 
 def _row(
-    transport: str, repeat: int, key: FlowKey, reports: _Reports, count: LinkCount | None, plan: LossPlan
+    transport: str,
+    repeat: int,
+    key: FlowKey,
+    reports: _Reports,
+    count: LinkCount | None,
+    plan: LossPlan,
+    timed: Mapping[FlowKey, Collection[float]],
 ) -> RoundRow:
     round_, worker, direction = key
     sent, received = reports.sent.get(key, {}), reports.received.get(key, {})
     iteration, bucket, epoch = reports.places.get(round_, (round_, 0, 0))
-    loss, burst = plan.requested(iteration, worker, direction)
+    phase = str(received.get("phase") or reports.phases.get(round_, ""))
+    loss, burst = plan.requested(iteration, worker, direction, phase, timed.get(key, (0.0,)))
+    if key in plan.recorded:
+        loss, burst = None, True
     counted = received.get("passes") is not None  # TCP has no passes, and its own way to repeat
     oracle_passes, oracle_packets = _oracle(received, loss) if counted else (None, None)
     late = reports.late.get(key, 0) + received.get("after_need", 0)
@@ -146,7 +181,7 @@ def _row(
         epoch=epoch,
         worker=worker,
         direction=direction,
-        phase=str(received.get("phase") or reports.phases.get(round_, "")),
+        phase=phase,
         tolerance=received.get("tolerance"),
         chunks=received.get("chunks"),
         delivered=received.get("delivered"),
@@ -158,13 +193,14 @@ def _row(
         wait_s=sent.get("wait_s"),
         goodput_bps=_goodput(sent, received.get("delivered")),
         outcome=_outcome(sent, received),
-        burst=int(burst),
+        burst=int(burst or key in timed),
         dropped_link=None if count is None else count.dropped,
         dropped_socket=received.get("dropped_socket"),
         late=late if counted or late else None,
         duplicate=received.get("duplicate"),
         oracle_passes=oracle_passes,
         oracle_packets=oracle_packets,
+        loss_requested=loss,
     )
 
 

@@ -23,7 +23,8 @@ class RoundRow:
 
     `latency_s` is the sender's clock from the first send to the stop it read, without the gate. `passes` is
     what the receiver saw. `packets_at_need` ends with the packet that completed the round, `packets_sent`
-    includes what was in flight after it. `wait_s` is gate and stragglers. `oracle_*` are means.
+    includes what was in flight after it. `wait_s` is gate and stragglers. `oracle_*` are means. `loss_requested` is
+    None where it changed within the round.
     """
 
     transport: str
@@ -53,6 +54,7 @@ class RoundRow:
     duplicate: int | None
     oracle_passes: float | None
     oracle_packets: float | None
+    loss_requested: float | None
 
 
 @dataclass(frozen=True)

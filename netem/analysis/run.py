@@ -8,6 +8,7 @@ from typing import Any
 
 from netem.analysis.merge import LossPlan
 from netem.analysis.oracle import IntArray
+from netem.analysis.recorded import Mask
 from netem.analysis.records import EpochRow, LinkCount, RoundRow
 
 OrderFn = Callable[[int, int, str, int], IntArray]
@@ -33,6 +34,7 @@ class TransportRun:
         trunk_drops: direction -> what queues and devices between switches dropped, in front of the place where bursts
             are made; of the devices, it is in device_drops too.
         doubts: what makes the links' decisions and counts doubtful (`netem.links.base.PortHealth`), summed over ports.
+        recorded: transmissions that a recorded mask loses.
         order: the send order, where the exact course of a round is to be checked.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
     """
@@ -54,6 +56,7 @@ class TransportRun:
     uplink_drops: dict[str, int] = field(default_factory=dict)
     trunk_drops: dict[str, int] = field(default_factory=dict)
     doubts: dict[str, int] = field(default_factory=dict)
+    recorded: Mask = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 

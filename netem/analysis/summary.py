@@ -77,7 +77,7 @@ def _transport(name: str, data: RunData, checked: Fidelity) -> dict[str, Any]:
             (r.latency_s for r in up if not r.iteration and r.latency_s is not None), default=None
         ),
         "iteration_latency_s": _as_dict(latency(slowest_by_iteration(up).values())),
-        "burst_rounds": burst_rounds(bursts, runs, data.plan),
+        "burst_rounds": burst_rounds(bursts, runs),
         **_results(runs),
         "total_s": _mean(totals),
         "communication_share": _communication_share(data.rows(name), totals),
@@ -86,8 +86,8 @@ def _transport(name: str, data: RunData, checked: Fidelity) -> dict[str, Any]:
             "outcomes": _count(row.outcome for row in data.rows(name)),
             "phases": _count(row.phase for row in up),
         },
-        "passes": _beside_oracle(bursts, "passes", data.plan),
-        "packets": _beside_oracle(bursts, "packets", data.plan),
+        "passes": _beside_oracle(bursts, "passes"),
+        "packets": _beside_oracle(bursts, "packets"),
         "overshoot_packets": _overshoot(data.rows(name)),
         "dropped_socket": _total(row.dropped_socket for row in data.rows(name)),
         "late": _total(row.late for row in data.rows(name)),
@@ -102,7 +102,7 @@ def _latency(rows: Iterable[RoundRow]) -> dict[str, Any] | None:
     return _as_dict(latency(row.latency_s for row in rows if row.latency_s is not None))
 
 
-def burst_rounds(rows: Sequence[RoundRow], runs: Sequence[TransportRun], plan: LossPlan) -> list[dict[str, Any]]:
+def burst_rounds(rows: Sequence[RoundRow], runs: Sequence[TransportRun]) -> list[dict[str, Any]]:
     """One entry a burst iteration and direction: its latencies, phase, passes, packets and loss over all
     its workers.
     """
@@ -114,7 +114,7 @@ def burst_rounds(rows: Sequence[RoundRow], runs: Sequence[TransportRun], plan: L
     for (repeat, iteration, direction), group in sorted(groups.items()):
         found = [counts[repeat].get((row.round, row.worker, row.direction)) for row in group]
         seen, dropped = sum(c.ratio_seen for c in found if c), sum(c.ratio_dropped for c in found if c)
-        asked = [plan.requested(iteration, row.worker, direction)[0] for row in group]
+        asked = [row.loss_requested for row in group]
         times = [row.latency_s for row in group if row.latency_s is not None]
         entries.append(
             {
@@ -162,7 +162,7 @@ def _packets(row: RoundRow) -> int | None:
     return row.packets_at_need if row.packets_at_need is not None else row.packets_sent
 
 
-def _beside_oracle(rows: Sequence[RoundRow], what: str, plan: LossPlan) -> dict[str, Any] | None:
+def _beside_oracle(rows: Sequence[RoundRow], what: str) -> dict[str, Any] | None:
     """Measured mean over completed burst rounds, and the oracle's mean with the 95 % interval of a single round.
 
     The interval is given where all the rounds are alike (same chunks, need and oracle).
@@ -172,7 +172,7 @@ def _beside_oracle(rows: Sequence[RoundRow], what: str, plan: LossPlan) -> dict[
     if not usable or any(value is None for value in measured):
         return None
     expected = [(row.oracle_passes if what == "passes" else row.oracle_packets) for row in usable]
-    alike = {(row.chunks, row.delivered, plan.requested(row.iteration, row.worker, row.direction)[0]) for row in usable}
+    alike = {(row.chunks, row.delivered, row.loss_requested) for row in usable}
     return {
         "rounds": len(usable),
         "measured": _mean(measured),
@@ -207,9 +207,8 @@ def _by_loss(
     """
     groups: dict[float, list[RoundRow]] = {}
     for row in rows:
-        asked, _ = plan.requested(row.iteration, row.worker, row.direction)
-        if asked is not None:
-            groups.setdefault(asked, []).append(row)
+        if row.loss_requested is not None:
+            groups.setdefault(row.loss_requested, []).append(row)
     counts = {run.repeat: counts_by_flow(run.counts) for run in runs}
     entries = []
     for asked, group in sorted(groups.items()):
@@ -226,8 +225,8 @@ def _by_loss(
                 "seen": seen,
                 "dropped": dropped,
                 "ok": all(c.ok for c in same),
-                "passes": _beside_oracle(group, "passes", plan),
-                "packets": _beside_oracle(group, "packets", plan),
+                "passes": _beside_oracle(group, "passes"),
+                "packets": _beside_oracle(group, "packets"),
             }
         )
     return entries

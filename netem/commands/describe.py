@@ -22,8 +22,8 @@ from netem.spec import (
     iterations_total,
 )
 from netem.spec.command import line
-from netem.spec.events import Event
 from netem.spec.units import format_rate, format_ratio, format_size, format_time
+from netem.spec.words import event_words
 
 WIDTH = 78
 MAX_WAYS = 16
@@ -144,9 +144,11 @@ def scenario_lines(spec: Scenario) -> list[str]:
     facts += [("bursts", _burst(burst, spec)) for burst in shown]
     if len(spec.bursts) > len(shown):
         facts.append(("bursts", f"and {len(spec.bursts) - len(shown)} more"))
-    facts += [("events", _event(event)) for event in spec.events]
     if not spec.bursts and not spec.events:
         facts.append(("bursts", "none"))
+    facts += [("events", event_words(event, spec.topology)) for event in spec.events[:MAX_BURSTS]]
+    if len(spec.events) > MAX_BURSTS:
+        facts.append(("events", f"and {len(spec.events) - MAX_BURSTS} more"))
     facts.append(("capture", _capture(spec)))
     if spec.repeats > 1:
         facts.append(("repeats", f"{spec.repeats}, each with a seed of its own"))
@@ -176,13 +178,6 @@ def _workload(spec: Scenario) -> str:
 
 def _variant(name: str, values: dict[str, str]) -> str:
     return f"{name}: " + (", ".join(f"{key} {value}" for key, value in values.items()) or "as it is")
-
-
-def _event(event: Event) -> str:
-    length = "until the end" if event.for_s is None else f"for {format_time(event.for_s)}"
-    where = several(event.on) or "all workers, up"
-    what = "data packets" if event.match == "data" else "all packets"
-    return f"at {format_time(event.at_s)} {length}: {format_ratio(event.loss)} of {what}, {where}"
 
 
 def _command(work: Command) -> str:

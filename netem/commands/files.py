@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from netem.spec import Loaded, Topology
 
 _TOPOLOGY_KEYS = {"hosts", "switches", "links", "defaults", "workers"}
-_SCENARIO_KEYS = {"workload", "transports", "topology", "bursts", "seed", "expect"}
+_SCENARIO_KEYS = {"workload", "transports", "topology", "bursts", "events", "seed", "expect"}
 
 
 class Kind(enum.StrEnum):
@@ -62,7 +62,7 @@ def _valid(name: str, set_: list[str] | None, seed: int | None) -> dict[str, Any
         words += f"{', ' if words and plain else ''}{_count(plain, 'host')} without a rank" if plain else ""
         return {"name": name, "ok": True, "kind": "topology", "file": name, "summary": words}
     spec = loaded.spec
-    bursts = _count(len(spec.bursts) + len(spec.events), "burst")
+    bursts = _count(len(spec.bursts), "burst") + (f", {_count(len(spec.events), 'event')}" if spec.events else "")
     if isinstance(spec.workload, Command):
         programs = _count(len(spec.workload.run), "program")
         words = f"{programs}, {bursts}, variants {', '.join(spec.workload.names)}"

@@ -22,7 +22,7 @@ from netem.kernel.packet_filter import PacketFilter
 from netem.kernel.sockets import is_bound
 from netem.kernel.user import User
 from netem.lab import Lab
-from netem.spec import Burst, Scenario, Step
+from netem.spec import Burst, Scenario, Step, timeline
 from netem.spec.command import filled
 from netem.spec.command_file import first_host
 from netem.spec.timed import TimedStep, timed_steps
@@ -64,6 +64,15 @@ class CommandConductor(Conductor):
         self._round: int | None = None
         self._reached: set[int] = set()
         self.impairments: list[Impairment] = []
+
+    def _plan(self) -> None:
+        self.steps = {step.round: step for step in timeline(self.spec, self.job.seed)}
+
+    def _attended(self, real_time: bool) -> None:
+        """Bursts that did not come are in the result."""
+
+    def _sink(self, event: Event) -> None:
+        self.recorder(event)
 
     # Programs
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -17,17 +16,20 @@ import psutil
 
 import dblp
 from netem.analysis.run import CaptureCount
+from netem.experiment.executor import Executor
 from netem.experiment.fabric import Fabric
 from netem.experiment.folder import RunFolder
-from netem.experiment.hub import SOCKET_NAME, Hub
-from netem.experiment.prepare import DOWN_PORTS, PORT, TCP_PORT, UP_PORTS, Job
+from netem.experiment.hub import SOCKET_NAME, Event, Hub
+from netem.experiment.prepare import DOWN_PORTS, PORT, TCP_PORT, UP_PORTS, Job, first_phase
 from netem.experiment.record import Recorder
 from netem.kernel.capture import Capture
 from netem.kernel.packet_filter import Direction, PacketFilter, ranges_of
+from netem.kernel.priority import prompt
 from netem.kernel.process import Child
 from netem.kernel.user import User
 from netem.lab import Lab
-from netem.spec import Scenario, Step, gates, timeline
+from netem.spec import Scenario, gates, is_dynamic, windows
+from netem.spec.timeline import has_times
 
 POLL_S = 0.25
 GRACE_S = 10.0
@@ -68,17 +70,26 @@ class Conductor:
     ) -> None:
         self.lab, self.fabric, self.spec, self.job = lab, fabric, spec, job
         self.folder, self.recorder, self.memory = folder, recorder, memory
-        self.steps: dict[int, Step] = {step.round: step for step in timeline(spec, job.seed)}
-        self.gates = gates(spec)
+        self.gates = gates(spec, job.seed)
+        self._plan()
         self.captures: list[tuple[str, Capture]] = []
         self.children: dict[int, Child] = {}
         self.logs: dict[int, BinaryIO] = {}
         self.hosts = {host.rank: host for host in lab.hosts.values() if host.rank is not None}
         self.askers = len(self.hosts) - 1
 
+    def _plan(self) -> None:
+        job, spec = self.job, self.spec
+        self.executor = Executor(
+            spec, job.seed, self.fabric, self.recorder, time.monotonic, first_phase=first_phase(job)
+        )
+
     def run(self) -> None:
         """Raises RunFailed, and what the links raise when an impairment is not as asked."""
         self.fabric.install(self.job)
+        if self.fabric.recorded:
+            lost = sum(len(keys) for keys in self.fabric.mask.values())
+            self.recorder({"event": "mask", "flows": len(self.fabric.mask), "transmissions": lost})
         user = self.folder.user
         hub = Hub(
             self.folder.descriptor,
@@ -87,12 +98,14 @@ class Conductor:
             gates=self.gates,
             open_gate=lambda round_: self._open_gate(hub, round_),
             make_socket=self._make_socket,
-            sink=self.recorder,
+            sink=self._sink,
         )
         try:
             self._start_captures()
             self._start(user)
-            self._attend(hub)
+            with prompt(has_times(self.spec)) as real_time:
+                self._attend(hub)
+            self._attended(real_time)
         finally:
             hub.close()
             self._end()
@@ -158,41 +171,28 @@ class Conductor:
     # Gates
 
     def _open_gate(self, hub: Hub, round_: int) -> None:
-        """All workers have ended the round before: put this round's impairment in place."""
+        """All workers have ended the round before: put this round's impairments in place."""
         began = time.monotonic()
-        hub.cancel_timers()  # a burst shorter than its round may have outlived it
-        self.fabric.label(round_)
-        step = self.steps.get(round_)
-        if step is not None:
-            self._apply(step, began)
-            self._limit(hub, step)
+        self.executor.open_gate(round_)
+        self._set_alarm(hub)
         self.recorder.gate_s += time.monotonic() - began
 
-    def _apply(self, step: Step, began: float) -> None:
-        self.fabric.apply(step)
-        took_s = time.monotonic() - began
-        self.recorder(
-            {
-                "event": "impairment",
-                "action": step.action,
-                "planned_round": step.round,
-                "bursts": [burst.model_dump() for burst in step.bursts],
-                "took_s": round(took_s, 6),
-            }
-        )
+    def _set_alarm(self, hub: Hub) -> None:
+        def ring() -> None:
+            self.executor.ring()
+            self._set_alarm(hub)
 
-    def _limit(self, hub: Hub, step: Step) -> None:
-        """Bursts that are shorter than their round end by the clock, from the opening of the gate."""
-        for length_s in sorted({burst.for_s for burst in step.bursts if burst.for_s is not None}):
-            left = tuple(burst for burst in step.bursts if burst.for_s is None or burst.for_s > length_s)
-            rest = Step(step.round, "apply" if left else "clear", left, step.seed)
-            hub.after(length_s, self._applying(rest))
+        hub.alarm(self.executor.next_s, ring)
 
-    def _applying(self, step: Step) -> Callable[[], None]:
-        def act() -> None:
-            self._apply(step, time.monotonic())
+    def _attended(self, real_time: bool) -> None:
+        """The job has ended well. `real_time`: the testbed ran before all ordinary programs."""
+        self.executor.history.real_time = real_time
+        self.executor.finish()
 
-        return act
+    def _sink(self, event: Event) -> None:
+        self.recorder(event)
+        if event["event"] == "phase":
+            self.executor.phase(int(event["round"]), str(event["phase"]))
 
     def _make_socket(self, rank: int, kind: str, rcvbuf: int, sndbuf: int) -> socket.socket:
         family: Literal["udp", "tcp"] = "tcp" if kind == "tcp" else "udp"
@@ -228,11 +228,12 @@ class Conductor:
 
     def _filter(self) -> PacketFilter | None:
         """`bursts`: data of the burst rounds and their neighbours; a stream does not say its round, so all of it."""
-        if self.spec.capture.rounds == "all":
+        if self.spec.capture.rounds == "all" or is_dynamic(self.spec):
             return None
         if self.job.spec.reliable:
             return PacketFilter(tcp_ports=((TCP_PORT, TCP_PORT),))
-        rounds = {burst.iteration + near for burst in self.spec.bursts for near in (-1, 0, 1)}
+        hit = windows(self.spec, self.job.config.seed)
+        rounds = {round_ for each in hit for round_ in range(each.first - 1, each.last + 2)}
         kept = ranges_of([round_ for round_ in rounds if round_ >= 0])
         return PacketFilter(udp_ports=(UP_PORTS, DOWN_PORTS), values=kept)
 

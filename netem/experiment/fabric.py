@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Self
 
+from netem.analysis.recorded import Mask, names_of
 from netem.analysis.records import LinkCount
 from netem.experiment.passages import Passage
 from netem.experiment.prepare import Job
@@ -16,10 +17,12 @@ from netem.kernel.netns import open_netlink
 from netem.kernel.veth import tx_dropped
 from netem.lab import Lab, PortPlace
 from netem.links import mask
-from netem.links.base import LossRule, Match, Port, PortHealth
+from netem.links.base import LossRule, Match, Port, PortHealth, Shape
 from netem.links.bpf import LossFilter
 from netem.links.choose import BackendChoice
-from netem.spec import Burst, Scenario, Step
+from netem.links.recorded import RecordedLoss
+from netem.spec import Burst, Scenario, Step, shifted_ends
+from netem.spec.effects import LinkEnd
 
 
 def rules_for(
@@ -32,14 +35,17 @@ def rules_for(
     """
     rules: dict[int, LossRule] = {}
     for rank in ranks:
-        for burst in step.bursts:
+        for index, burst in enumerate(step.bursts):
             if not _hits(burst, direction, names[rank]):
                 continue
             known = rules.get(rank)
             match: Match = "all" if "all" in (burst.match, known.match if known else "") else "data"
             loss = max(burst.loss, known.loss_ratio if known else 0.0)
             state = mask.port_state(seed, direction, rank)
-            rules[rank] = LossRule(sources[rank], state, loss, match, step.round, step.round)
+            first, last = step.window(index)
+            if known is not None:
+                first, last = min(first, known.first), max(last, known.last)
+            rules[rank] = LossRule(sources[rank], state, loss, match, first, last)
     return tuple(rules.values())
 
 
@@ -51,6 +57,15 @@ FlowRound = tuple[str, int, int | None]
 """(direction, worker's rank, round)"""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A step in the terms of the links: what is to be written where, without what is there already."""
+
+    step: Step
+    losses: tuple[tuple[str, tuple[LossRule, ...]], ...]
+    shapes: tuple[tuple[LinkEnd, Shape], ...]
+
+
 @dataclass
 class Fabric:
     """The ports of one lab, for one job after another. Use as a context: `close` releases what it holds."""
@@ -59,6 +74,8 @@ class Fabric:
     spec: Scenario
     choice: BackendChoice
     seed: int = 0
+    mask: Mask = field(default_factory=dict)
+    """Transmissions that are lost again."""
     _dropped_before: dict[str, int] = field(default_factory=dict)
     _queues_before: dict[str, int] = field(default_factory=dict)
     _uplinks_before: dict[str, int] = field(default_factory=dict)
@@ -66,6 +83,9 @@ class Fabric:
     _keyless: bool = False
     """Packets do not say their round: what was counted between two gates tells it."""
     _round: int | None = None
+    _in_place: dict[str, tuple[LossRule, ...]] = field(default_factory=dict)
+    _shapes: dict[LinkEnd, Shape] = field(default_factory=dict)
+    """What is in place."""
     _last: dict[FlowRound, Tally] = field(default_factory=dict)
     _tally: dict[FlowRound, Tally] = field(default_factory=dict)
 
@@ -74,8 +94,9 @@ class Fabric:
         self.names = {rank: name for name, rank in topology.ranks.items()}
         self.address = {rank: self.lab.hosts[name].address for rank, name in self.names.items()}
         self.workers = [rank for rank in self.names if rank]
-        self.wiring = Wiring(self.lab, topology, self.choice, self.spec.link.loss_at)
+        self.wiring = Wiring(self.lab, topology, self.choice, self.spec.link.loss_at, shifted_ends(self.spec))
         self.ports = self.wiring.ports
+        self.recorded: dict[str, RecordedLoss] = {}
 
     def install(self, job: Job) -> None:
         """Steady state of every port for a job; counters start at zero."""
@@ -84,12 +105,34 @@ class Fabric:
             flow = job.flow("down" if rank else "up")
             self.ports[name].install(self.wiring.down(name), flow, job.key, self._sources(rank))
             self.ports[name].set_label(0)
+        self._in_place, self._shapes = {}, {}
+        for host, way in self.wiring.shifted:
+            port, shape = self.wiring.port_and_shape(host, way, None)
+            if way == "up" or host not in self.ports:
+                port.set_shape(shape)  # the others have just been installed
+            self._shapes[host, way] = shape
         self.wiring.install_losses({way: job.flow(way) for way in ("up", "down")}, job.key)
+        self._install_mask(job)
         self._dropped_before = self._device_drops()
         self._queues_before, self._uplinks_before = self._queue_drops(), self._uplink_drops()
         self._trunks_before = self._trunk_drops()
-        self._keyless = job.key is None
+        self._keyless = job.key is None or (bool(self.spec.events) and self.choice.loss_engine != "bpf")
         self._round, self._last, self._tally = None, {}, {}
+
+    def _install_mask(self, job: Job) -> None:
+        """A recorded mask is in place for the whole job: it names rounds."""
+        if not self.mask or job.key is None:
+            return
+        for name, rank in self.spec.topology.ranks.items():
+            direction = "down" if rank else "up"
+            senders = {rank: self.address[0]} if rank else {worker: self.address[worker] for worker in self.workers}
+            lost = [
+                (source, name_) for each, source in senders.items() for name_ in names_of(self.mask, direction, each)
+            ]
+            if lost:
+                place = self.lab.port_of(name)
+                self.recorded.setdefault(name, RecordedLoss(place.netns, place.ifname))
+                self.recorded[name].install(job.flow(direction), job.key, lost, len(lost))
 
     def _sources(self, rank: int) -> list[str]:
         """Who sends through the port that faces a host: data, and whatever hosts without a rank send."""
@@ -97,13 +140,36 @@ class Fabric:
         return [*([self.address[0]] if rank else [self.address[worker] for worker in self.workers]), *others]
 
     def apply(self, step: Step) -> None:
-        """Put a step's bursts, and nothing else, in place at every port. Raises LinkError when one is not as asked."""
+        """Put a step's impairments, and nothing else, in place. Raises LinkError when one is not as asked."""
+        self.put(self.prepare(step))
+
+    def prepare(self, step: Step) -> Prepared:
+        """What a step changes at which port, seen from what is in place now."""
+        losses = []
         for name, rank in self.spec.topology.ranks.items():
             if rank:
                 rules = rules_for(step, "down", [rank], {rank: self.address[0]}, self.names, self.seed)
             else:
                 rules = rules_for(step, "up", self.workers, self.address, self.names, self.seed)
+            if rules != self._in_place.get(name, ()):
+                losses.append((name, rules))
+        shifts = {(shift.host, shift.way): shift for shift in step.shifts}
+        shapes = []
+        for host, way in sorted(self.wiring.shifted):
+            _, shape = self.wiring.port_and_shape(host, way, shifts.get((host, way)))
+            if shape != self._shapes.get((host, way)):
+                shapes.append(((host, way), shape))
+        return Prepared(step, tuple(losses), tuple(shapes))
+
+    def put(self, prepared: Prepared) -> None:
+        """Write what was prepared, and read it back. Raises LinkError when something is not as asked."""
+        for name, rules in prepared.losses:
             self.ports[name].set_loss(rules)
+            self._in_place[name] = rules
+        for (host, way), shape in prepared.shapes:
+            port, _ = self.wiring.port_and_shape(host, way, None)
+            port.set_shape(shape)
+            self._shapes[host, way] = shape
 
     def label(self, round_: int) -> None:
         """From now on it is this round. Packets that do not say their round are counted under it."""
@@ -118,12 +184,12 @@ class Fabric:
     def counts(self, job: Job, certain: Collection[int]) -> list[LinkCount]:
         """Data packets of the job since `install`, uplink and port together.
 
-        Of a transport without a key only `certain` rounds are known: those that begin and end with a gate.
+        Where packets do not say their round only `certain` rounds are known: those that begin and end with a gate.
         """
         self._attribute()
         found = []
         for (direction, worker, index), tally in sorted(self._tally.items(), key=str):
-            known = index is not None and (job.key is not None or index in certain)
+            known = index is not None and (not self._keyless or index in certain)
             found.append(LinkCount(direction, worker, index if known else None, *tally))
         return found
 
@@ -150,6 +216,12 @@ class Fabric:
                 if counter.kind == "data" and worker:  # netem may not know the sender: then the books do not close
                     key = ("down" if rank else "up", worker, counter.index)
                     found[key] = Tally.of(counter.seen, counter.dropped, counter.bytes_seen)
+        for name, recorded in self.recorded.items():
+            rank = self.spec.topology.ranks[name]
+            for hit in recorded.hits():
+                key = ("down" if rank else "up", rank or by_address[hit.source], hit.position)
+                last = found.get(key, Tally())
+                found[key] = last._replace(dropped=last.dropped + hit.dropped, hits=last.hits + hit.dropped)
         losses = {place: self._by_rank(loss, by_address) for place, loss in self.wiring.losses.items()}
         for (way, rank), places in self.wiring.passages.of_flow.items():
             for place in reversed(places):  # the first link of a way is the one that sees all that was sent
@@ -264,4 +336,6 @@ class Fabric:
         self.close()
 
     def close(self) -> None:
+        for recorded in self.recorded.values():
+            recorded.close()
         self.wiring.close()

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from netem.kernel.timer import Timer
+
 LINE_LIMIT = 1 << 20
 SOCKET_BYTES_LIMIT = 64 << 20
 SOCKET_NAME = "events.sock"
@@ -66,6 +68,9 @@ class Hub:
         self._open_gate, self._make_socket, self._sink = open_gate, make_socket, sink
         self._waiting: dict[int, list[_Peer]] = {}
         self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._complete: list[int] = []
+        self._timer = Timer()
+        self._alarm: Callable[[], None] | None = None
         self._selector = selectors.DefaultSelector()
         self._folder, self._uid = folder, uid
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -89,6 +94,7 @@ class Hub:
         self._listener.listen(128)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._timer, selectors.EVENT_READ, self._timer)
 
     def watch(self, descriptor: int, action: Callable[[], None]) -> None:
         """Calls `action` from `step`, once, when a descriptor is readable: that of a process, when it has ended."""
@@ -103,28 +109,40 @@ class Hub:
         """Calls `action` from `step` when the time has come."""
         self._timers.append((clock() + delay_s, action))
 
-    def cancel_timers(self) -> None:
-        """Forget what `after` was asked for."""
-        self._timers.clear()
+    def alarm(self, when_s: float | None, action: Callable[[], None] | None = None) -> None:
+        """Calls `action` once from `step`, when `clock` shows this moment; None: never. There is one at a time."""
+        self._alarm = action
+        self._timer.set(when_s)
 
     def step(self, timeout_s: float) -> None:
         """Handles what is there, waiting at most `timeout_s`. Raises HubError, and what `open_gate` raises."""
         if self._timers:
             timeout_s = min(timeout_s, max(0.0, min(at for at, _ in self._timers) - clock()))
-        for key, _ in self._selector.select(timeout_s):
-            if key.data is None:
+        ready = [key.data for key, _ in self._selector.select(timeout_s)]
+        if self._timer in ready:
+            self._ring()
+        for data in ready:
+            if data is None:
                 self._accept()
-            elif isinstance(key.data, _Peer):
-                self._read(key.data)
-            else:
-                key.data()
+            elif isinstance(data, _Peer):
+                self._read(data)
+            elif data is not self._timer:
+                data()
         self._run_timers()
+        while self._complete:
+            self._let_go(self._complete.pop(0))
 
     def _run_timers(self) -> None:
         now = clock()
         due = [timer for timer in self._timers if timer[0] <= now]
         self._timers = [timer for timer in self._timers if timer[0] > now]
         for _, action in due:
+            action()
+
+    def _ring(self) -> None:
+        self._timer.clear()
+        action, self._alarm = self._alarm, None
+        if action is not None:
             action()
 
     def _accept(self) -> None:
@@ -181,8 +199,14 @@ class Hub:
         if peer in asking:
             raise HubError(f"rank {peer.rank} asked twice before round {round_}")
         asking.append(peer)
-        if len(asking) < self.workers:
-            return
+        if len(asking) == self.workers:
+            self._complete.append(round_)
+
+    def _let_go(self, round_: int) -> None:
+        """What the ranks said before they asked is read first: the phase of the round, above all."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _Peer):
+                self._read(key.data)
         self._open_gate(round_)
         for one in self._waiting.pop(round_):
             self._reply(one, {"reply": "go", "round": round_})
@@ -217,6 +241,7 @@ class Hub:
         for key in list((self._selector.get_map() or {}).values()):
             if isinstance(key.data, _Peer):
                 key.data.sock.close()
+        self._timer.close()
         self._selector.close()
         self._listener.close()
         self._unlink()

@@ -22,7 +22,16 @@ from netem.analysis.oracle import IntArray
 from netem.analysis.run import OrderFn
 from netem.experiment.command import check_command_scenario
 from netem.links.base import Flow, Key
-from netem.spec import Command, Loaded, Replay, Scenario, TransportSpec, iterations_per_epoch, profile_options
+from netem.spec import (
+    Command,
+    Loaded,
+    Replay,
+    Scenario,
+    TransportSpec,
+    iterations_per_epoch,
+    profile_options,
+    shapes_uplinks,
+)
 
 PORT = DEFAULT_PORT
 RANKS_PER_KIND = wire.WORKER_DATA_OFFSET - wire.SERVER_DATA_OFFSET
@@ -100,7 +109,7 @@ def check(loaded: Loaded) -> None:
         list(loaded.spec.transports),
         loaded.source.error,
         trains=not isinstance(loaded.spec.workload, Replay),
-        bursts=bool(loaded.spec.bursts),
+        bursts=bool(loaded.spec.bursts or loaded.spec.events),
     )
 
 
@@ -146,7 +155,7 @@ def make_job(loaded: Loaded, name: str, repeat: int, token: str, seed: int | Non
         seed=(spec.seed if seed is None else seed) + repeat,
         profile=profile,
         mtu=spec.topology.mtu,
-        offload=not spec.topology.shapes_uplinks,
+        offload=not shapes_uplinks(spec),
         deadlines=Deadlines(connect_s=spec.deadlines.connect_s, round_s=spec.deadlines.round_s),
     )
     return Job(name, transport, repeat, config)
@@ -177,6 +186,11 @@ def _workload(spec: Scenario, dtype: WireDtype) -> dict[str, Any]:
         "compute_s": work.compute_s,
         "epoch_iterations": iterations_per_epoch(spec),
     }
+
+
+def first_phase(job: Job) -> str:
+    """The phase of round 0: the workload reports the later ones."""
+    return policy_from(job.config.transport).first().phase
 
 
 def facts(job: Job) -> dict[str, Any]:

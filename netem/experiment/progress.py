@@ -50,6 +50,10 @@ class Display:
                 self._progress.advance(self._task)  # type: ignore[arg-type]
         elif kind == "impairment":
             self._impairment(event)
+        elif kind == "missed":
+            self.say(
+                f"{event['at']}: planned for {event['planned_s']:g} s, but the job ended at {event['ended_s']:g} s"
+            )
         elif kind == "epoch" and event["worker"] == 1 and self._job is not None:
             value = event.get("value")
             shown = "" if value is None else f", {event['metric']} {value:.1%}"
@@ -57,11 +61,15 @@ class Display:
 
     def _impairment(self, event: Event) -> None:
         planned_s = event.get("planned_s")
+        if planned_s is not None and "lateness_s" in event:
+            return  # there may be hundreds
         where = f"iteration {event['planned_round']}" if planned_s is None else f"{planned_s:g} s"
         took = f"in place after {event['took_s'] * 1e3:.1f} ms"
         for burst in event["bursts"]:
             self.say(f"burst of {burst['loss']:.0%} loss ({burst['direction']}, {burst['match']}) at {where}, {took}")
-        if not event["bursts"]:
+        for shift in event.get("shifts", ()):
+            self.say(f"{shift['link']} changed at {where}, {took}")
+        if not event["bursts"] and not event.get("shifts"):
             self.say(f"no loss from {where} on, {took}")
 
     def say(self, text: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from netem.analysis.merge import LossPlan, merge_epochs, merge_rounds
 from netem.analysis.records import LinkCount
 from netem.analysis.run import TransportRun
+from netem.analysis.timed import History, timed_loss, timing
 from netem.experiment.hub import Event
 from netem.experiment.prepare import Job, facts, saturated
 
@@ -87,9 +88,18 @@ class Recorder:
         first = min(event["t"] - event["latency_s"] - event["wait_s"] for event in sent[: 1 + len(sent) // 10])
         return max(0.0, float(max(ends) - first - self.gate_s))
 
-    def result(self, counts: list[LinkCount], plan: LossPlan, *, by_round: bool, repeatable: bool) -> TransportRun:
+    def result(
+        self,
+        counts: list[LinkCount],
+        plan: LossPlan,
+        history: History | None = None,
+        *,
+        by_round: bool,
+        repeatable: bool,
+    ) -> TransportRun:
         """The job's rows."""
         job, events = self.job, self.placed()
+        history = history or History()
         phases = [
             {"round": e["round"], "phase": e["phase"], "reason": e["reason"]}
             for e in self.events
@@ -99,7 +109,16 @@ class Recorder:
             name=job.name,
             kind=job.spec.kind,
             repeat=job.repeat,
-            rows=tuple(merge_rounds(events, counts, plan, transport=job.name, repeat=job.repeat)),
+            rows=tuple(
+                merge_rounds(
+                    events,
+                    counts,
+                    plan,
+                    transport=job.name,
+                    repeat=job.repeat,
+                    timed=timed_loss(history, plan.ranks),
+                )
+            ),
             epochs=tuple(merge_epochs(events, transport=job.name, repeat=job.repeat)),
             counts=tuple(counts),
             total_s=self.total_s(),
@@ -108,5 +127,5 @@ class Recorder:
             stop_and_wait=job.stop_and_wait,
             mask_seed=job.config.seed if repeatable and job.key is not None else None,
             order=None if job.spec.reliable else job.order(),
-            facts={**facts(job), "phases": phases, "saturated": saturated(self.events)},
+            facts={**facts(job), "phases": phases, "saturated": saturated(self.events), **timing(history)},
         )

@@ -16,18 +16,20 @@ from rich.markup import escape
 
 from netem.analysis.command import CommandRun
 from netem.analysis.command_table import render_commands
-from netem.analysis.merge import LossPlan
+from netem.analysis.recorded import Mask
 from netem.analysis.records import EpochRow, RoundRow, csv_text
 from netem.analysis.run import CaptureCount, RunData, TransportRun
 from netem.analysis.summary import expectations_held, summarise
 from netem.analysis.table import render
+from netem.analysis.timed import History
 from netem.experiment import command_run
+from netem.experiment.asked import check_recorded, loss_plan, recorded_mask
 from netem.experiment.command import require_programs
 from netem.experiment.conductor import Conductor, Memory, RunFailed
 from netem.experiment.fabric import Fabric
 from netem.experiment.folder import RunFolder, machine
 from netem.experiment.hub import HubError
-from netem.experiment.passages import base_loss, routing_facts
+from netem.experiment.passages import routing_facts
 from netem.experiment.prepare import Job, check, gradient_bytes, make_jobs
 from netem.experiment.progress import Display
 from netem.experiment.record import Recorder
@@ -37,7 +39,18 @@ from netem.lab import Lab, Settings
 from netem.links.base import LinkError, UnsupportedFeature
 from netem.links.choose import BackendChoice, choose
 from netem.preflight import probe, require, require_memory
-from netem.spec import Command, Loaded, Topology, iterations_per_epoch, iterations_total, timeline
+from netem.spec import (
+    Command,
+    Loaded,
+    Scenario,
+    Topology,
+    iterations_per_epoch,
+    iterations_total,
+    needs_delay,
+    shapes_uplinks,
+)
+from netem.spec.timeline import known_rounds
+from netem.spec.words import timeline_lines
 from netem.state import DEFAULT_DIR, StateError
 from netem.statuses import EXPECTATION, FAILED, INTERRUPTED, OK, PREFLIGHT, UNFAITHFUL
 
@@ -63,6 +76,8 @@ class Results:
     memory: Memory = field(default_factory=Memory)
     settings: dict[str, Any] = field(default_factory=dict)
     health: dict[str, Any] = field(default_factory=dict)
+    mask: Mask = field(default_factory=dict)
+    """What is lost again of an earlier run."""
 
 
 def dry_run(loaded: Loaded, options: RunOptions) -> str:
@@ -77,9 +92,7 @@ def dry_run(loaded: Loaded, options: RunOptions) -> str:
         lines += command_run.plan(spec)
     else:
         lines += [f"transport {job.name} (repeat {job.repeat})" for job in make_jobs(loaded, spec.seed, "")]
-    for step in timeline(spec):
-        what = "; ".join(f"{b.loss:.0%} {b.direction}, {b.match}, {', '.join(b.workers)}" for b in step.bursts)
-        lines.append(f"before round {step.round}: {what or 'no loss'}")
+    lines += timeline_lines(spec, spec.seed)
     lines += [f"expect {text}" for text in spec.expect]
     return "\n".join(lines)
 
@@ -103,15 +116,19 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
     if isinstance(spec.workload, Command):
         require_programs(loaded, user)
     require_memory(gradient_bytes(loaded), len(spec.topology.workers))
-    choice = choose(spec.link.backend, spec.link.loss_engine, spec.topology.needs_delay, probe(options.state_dir))
+    mask = recorded_mask(loaded)
+    choice = choose(spec.link.backend, spec.link.loss_engine, needs_delay(spec), probe(options.state_dir))
+    check_recorded(mask, spec, choice)
     with RunFolder(options.out, spec, spec.seed, user) as folder:
-        return _run_in(folder, loaded, options, choice, console)
+        return _run_in(folder, loaded, options, choice, mask, console)
 
 
-def _run_in(folder: RunFolder, loaded: Loaded, options: RunOptions, choice: BackendChoice, console: Console) -> int:
+def _run_in(
+    folder: RunFolder, loaded: Loaded, options: RunOptions, choice: BackendChoice, mask: Mask, console: Console
+) -> int:
     spec = loaded.spec
     console.print(f"{spec.name}: {choice.reason}; results in {folder.path}", highlight=False, soft_wrap=True)
-    results, problem, status = Results(), "", FAILED
+    results, problem, status = Results(mask=mask), "", FAILED
     summary: dict[str, Any] | None = None
     began = time.monotonic()
     try:
@@ -151,11 +168,11 @@ def _run_jobs(
     jobs = make_jobs(loaded, spec.seed, secrets.token_hex(16))
     began = time.monotonic()
     # Behind the rate the loss sits at the receiver, where GRO would merge packets that are to be lost one by one.
-    settings = Settings(gro=spec.link.loss_at != "after_rate", gso=not spec.topology.shapes_uplinks)
+    settings = Settings(gro=spec.link.loss_at != "after_rate", gso=not shapes_uplinks(spec))
     with (
         folder.append("events.jsonl") as events,
         Lab.build(spec.topology, name=spec.name, state_dir=options.state_dir, settings=settings) as lab,
-        Fabric(lab, spec, choice) as fabric,
+        Fabric(lab, spec, choice, mask=results.mask) as fabric,
         Display(console, iterations_total(spec)) as display,
     ):
         results.settings = dict(lab.settings())
@@ -168,18 +185,26 @@ def _run_jobs(
             except BaseException:
                 with contextlib.suppress(Exception):  # what there is of it; the first error is the one to tell
                     results.captures += conductor.finish()
-                    _collect(spec, job, fabric, recorder, choice, results)
+                    _collect(spec, job, fabric, recorder, conductor.executor.history, choice, results)
                 raise
             results.captures += conductor.finish()
-            _collect(spec, job, fabric, recorder, choice, results)
+            _collect(spec, job, fabric, recorder, conductor.executor.history, choice, results)
             folder.write_json(f"stats/{job.label}.json", _link_statistics(fabric, results, job))
 
 
-def _collect(spec: Any, job: Job, fabric: Fabric, recorder: Recorder, choice: BackendChoice, results: Results) -> None:
-    plan = LossPlan.of(spec, base_loss(spec.topology))
-    counts = fabric.counts(job, [burst.iteration for burst in spec.bursts])
+def _collect(
+    spec: Scenario,
+    job: Job,
+    fabric: Fabric,
+    recorder: Recorder,
+    history: History,
+    choice: BackendChoice,
+    results: Results,
+) -> None:
+    plan = loss_plan(spec, job.config.seed, results.mask)
+    counts = fabric.counts(job, known_rounds(spec, job.config.seed))
     exact = choice.loss_engine == "bpf"
-    run = recorder.result(counts, plan, by_round=exact, repeatable=exact and not plan.base_loss)
+    run = recorder.result(counts, plan, history, by_round=exact, repeatable=exact and not plan.base_loss)
     health = {name: asdict(each) for name, each in fabric.health().items()}
     doubts = {
         key: sum(each[key] for each in health.values()) for key in ("fragments", "short", "overflow_seen", "gso_seen")
@@ -191,6 +216,7 @@ def _collect(spec: Any, job: Job, fabric: Fabric, recorder: Recorder, choice: Ba
         uplink_drops=fabric.uplink_drops(),
         trunk_drops=fabric.trunk_drops(),
         doubts=doubts,
+        recorded=results.mask if job.key is not None else {},
     )
     results.runs.append(run)
     results.health[job.label] = health
@@ -217,7 +243,7 @@ def _summarise(loaded: Loaded, choice: BackendChoice, results: Results, folder: 
         seed=spec.seed,
         backend=choice.name,
         loss_engine=choice.loss_engine,
-        plan=LossPlan.of(spec, base_loss(spec.topology)),
+        plan=loss_plan(spec, spec.seed, results.mask),
         runs=tuple(results.runs),
         captures=tuple(results.captures),
         expect=spec.expect,

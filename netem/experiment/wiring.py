@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from netem.experiment.passages import Passage, passages
 from netem.lab import Lab
@@ -11,7 +12,13 @@ from netem.links.base import Flow, Key, Port, Shape
 from netem.links.bpf import BpfPort, Hook, LossFilter
 from netem.links.choose import BackendChoice
 from netem.links.netem import NetemPort
-from netem.spec import LinkShape, Topology
+from netem.spec import LinkShape, Shift, Topology
+from netem.spec.effects import LinkEnd
+
+STANDING_RATE_BPS = 32 * 10**9
+"""Of a link direction without a rate that is to get one for a while: a limiter cannot come and go, what waits in it
+would be lost with it. More than a veth pair carries, and what 32 bits hold in bytes per second."""
+STANDING_PACKETS = 20_000
 
 
 def shape_of(shape: LinkShape, loss_at: str = "before_rate") -> Shape:
@@ -39,6 +46,8 @@ class Wiring:
     topology: Topology
     choice: BackendChoice
     loss_at: str = "before_rate"
+    shifted: frozenset[LinkEnd] = frozenset()
+    """Link directions whose rate, delay or queue will change."""
     ports: dict[str, Port] = field(default_factory=dict)
     """Towards the hosts that have a rank: bursts are made here."""
     side_ports: dict[str, Port] = field(default_factory=dict)
@@ -65,7 +74,32 @@ class Wiring:
 
     def down(self, name: str) -> Shape:
         """From the switch to a host."""
-        return shape_of(self.topology.link_of(name).down, self.loss_at)
+        return self._standing(name, "down", shape_of(self.topology.link_of(name).down, self.loss_at))
+
+    def up(self, name: str) -> Shape:
+        """From a host to the switch, without the loss, which is made behind it."""
+        return replace(self._standing(name, "up", shape_of(self.topology.link_of(name).up)), loss_ratio=0.0)
+
+    def _standing(self, name: str, way: Literal["up", "down"], shape: Shape) -> Shape:
+        if (name, way) not in self.shifted or shape.rate_bps is not None:
+            return shape
+        queue_bytes = shape.queue_bytes or STANDING_PACKETS * (self.topology.mtu + 14)
+        return replace(shape, rate_bps=STANDING_RATE_BPS, queue_bytes=queue_bytes)
+
+    def port_and_shape(self, name: str, way: Literal["up", "down"], shift: Shift | None) -> tuple[Port, Shape]:
+        """What stands at one direction of a host's link while this shift is in force; None: the steady state."""
+        facing = self.ports if name in self.ports else self.side_ports
+        port, shape = (self.uplinks[name], self.up(name)) if way == "up" else (facing[name], self.down(name))
+        if shift is None:
+            return port, shape
+        if shift.rate_bps is not None:
+            steady = getattr(self.topology.link_of(name), way)
+            shape = replace(shape, rate_bps=shift.rate_bps, queue_bytes=steady.queue_bytes)
+        if shift.delay_s is not None:
+            shape = replace(shape, delay_us=round(shift.delay_s * 1e6))
+        if shift.queue is not None:
+            shape = replace(shape, queue_bytes=shift.queue.size_bytes, limit_packets=shift.queue.packets)
+        return port, shape
 
     def install_steady(self) -> None:
         """No experiment, only what the topology says: for a lab that stands by itself."""
@@ -94,6 +128,7 @@ class Wiring:
     def _install_passage(self, passage: Passage) -> None:
         """From a host to its switch, or from a switch to another."""
         shape, here, there = shape_of(passage.shape), passage.here, passage.there
+        shifted = passage.from_host and (here, "up") in self.shifted
         if passage.from_host:
             host, place = self.lab.hosts[here], self.lab.port_of(here)
             end = (host.netns, host.ifname)
@@ -101,9 +136,9 @@ class Wiring:
             place = self.lab.port_between(here, there)
             end = (place.netns, place.ifname)
         queued = shape.limit_packets or shape.queue_bytes
-        if shape.delay_us or shape.jitter_us or shape.rate_bps or (queued and not passage.from_host):
+        if shape.delay_us or shape.jitter_us or shape.rate_bps or shifted or (queued and not passage.from_host):
             port = self._port(passage.name, *end)
-            port.install(replace(shape, loss_ratio=0.0), None, None, ())
+            port.install(self.up(here) if shifted else replace(shape, loss_ratio=0.0), None, None, ())
             if passage.from_host:
                 self.uplinks[here] = port
             else:

@@ -193,6 +193,12 @@ class Port(Protocol):
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         """Replace all loss rules (`()`: none) and read them back; LinkError if anything else is in place."""
 
+    def set_shape(self, shape: Shape) -> None:
+        """Change rate, delay and queue in place: nothing that waits is lost, counters and loss stay as they are.
+
+        A port that is to get a rate later has to be installed with one. Raises LinkError when it is not as asked.
+        """
+
     def set_label(self, index: int) -> None:
         """Set the counter index for packets without an index field: the current round."""
 

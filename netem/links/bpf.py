@@ -317,6 +317,12 @@ class BpfPort:
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         self._filter.set_loss(rules)
 
+    def set_shape(self, shape: Shape) -> None:
+        """See `Port.set_shape`. UnsupportedFeature for delay and jitter."""
+        self._check(shape)
+        if self._queues:
+            self._change_tree(rate_tree(shape, self._mtu))
+
     def set_label(self, index: int) -> None:
         self._filter.set_label(index)
 
@@ -355,6 +361,11 @@ class BpfPort:
 
     def _install_rate(self, shape: Shape) -> None:
         self._set_tree(rate_tree(shape, self._mtu) if self._queues else ())
+
+    def _change_tree(self, wanted: qdisc.Tree) -> None:
+        if any(command.verb != "change" for command in qdisc.plan(self._tree, wanted)):
+            raise LinkError(f"rate at port {self.name}: it has to be installed with one before it can be changed")
+        self._set_tree(wanted)
 
     def _set_tree(self, wanted: qdisc.Tree) -> None:
         if not wanted and not self._tree:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from netem.links import mask
 from netem.links.base import Counter, Flow, Key, Kind, LinkError, LossRule, PortHealth, Shape
 
 
 class FakePort:
-    """A switch port in memory. `history` lists every full state of rules that `set_loss` was given."""
+    """A switch port in memory.
+
+    `history` lists every full state of rules that `set_loss` was given, `shapes` every shape of `set_shape`.
+    """
 
     backend = "fake"
 
@@ -22,6 +26,7 @@ class FakePort:
         self.name = name
         self.shape = Shape()
         self.history: list[tuple[LossRule, ...]] = []
+        self.shapes: list[Shape] = []
         self.closed = False
         self._random = random.Random(seed)
         self._sources: tuple[str, ...] | None = None
@@ -53,6 +58,11 @@ class FakePort:
             raise LinkError(f"loss at {self.name}: match data, but no data flow is installed")
         self._rules = by_source
         self.history.append(tuple(rules))
+
+    def set_shape(self, shape: Shape) -> None:
+        self._installed()
+        self.shape = replace(shape, loss_ratio=self.shape.loss_ratio)
+        self.shapes.append(self.shape)
 
     def set_label(self, index: int) -> None:
         if not 0 <= index < 2**32:

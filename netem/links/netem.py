@@ -28,6 +28,7 @@ import errno
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from pyroute2 import IPRoute
 
@@ -182,6 +183,18 @@ class NetemPort:
             self._replace_filters(ipr, steering)
             after = self._verified(ipr)
         self._open_stretches(before, after)
+
+    def set_shape(self, shape: Shape) -> None:
+        """See `Port.set_shape`. The base loss stays."""
+        shape = replace(shape, loss_ratio=self._shape.loss_ratio)
+        wanted = tree(shape, self._mtu, self._losses(self._steering))
+        commands = qdisc.plan(self._tree, wanted)
+        if any(command.verb != "change" for command in commands):
+            raise LinkError(f"port {self.name}: it has to be installed with a rate before that can be changed")
+        with self._kernel("set rate and delay") as ipr:
+            qdisc.execute(ipr, self._ifindex, commands)
+            self._tree, self._shape = wanted, shape
+            self._verified(ipr)
 
     def _execute(self, ipr: IPRoute, commands: Sequence[qdisc.Command]) -> None:
         """Send commands; a tree that cannot be completed is removed again."""

@@ -4,6 +4,8 @@
 """
 
 from netem.spec.command import Command
+from netem.spec.effects import Effect, Shift, needs_delay, shapes_uplinks, shifted_ends
+from netem.spec.events import Event
 from netem.spec.load import (
     Loaded,
     available,
@@ -30,7 +32,7 @@ from netem.spec.scenario import (
 )
 from netem.spec.schema import schema
 from netem.spec.source import Source, SpecError
-from netem.spec.timeline import Step, gates, timeline
+from netem.spec.timeline import Span, Step, Window, gates, is_dynamic, phase_effects, spans, timeline, windows
 from netem.spec.topology import HostSpec, Link, LinkShape, Topology, star
 
 __all__ = [
@@ -39,6 +41,8 @@ __all__ = [
     "Command",
     "Deadlines",
     "Detector",
+    "Effect",
+    "Event",
     "HostSpec",
     "Link",
     "LinkSettings",
@@ -46,24 +50,34 @@ __all__ = [
     "Loaded",
     "Replay",
     "Scenario",
+    "Shift",
     "Source",
+    "Span",
     "SpecError",
     "Step",
     "Topology",
     "Train",
     "TransportSpec",
+    "Window",
     "available",
     "epoch_of",
     "gates",
+    "is_dynamic",
     "iterations_per_epoch",
     "iterations_total",
     "load_scenario",
     "load_scenario_text",
     "load_topology",
     "load_topology_text",
+    "needs_delay",
+    "phase_effects",
     "profile_options",
     "resolved_yaml",
     "schema",
+    "shapes_uplinks",
+    "shifted_ends",
+    "spans",
     "star",
     "timeline",
+    "windows",
 ]

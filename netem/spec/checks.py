@@ -79,8 +79,6 @@ def _check_transports(spec: Scenario, source: Source) -> None:
         if spec.capture.rounds == "bursts":
             raise source.error(("capture", "rounds"), "packets of a command do not say their round; allowed: all, none")
         return
-    if spec.events:
-        raise source.error(("events",), "are for `kind: command`; a burst of a training or replay names its iteration")
     if not spec.transports:
         given = source.root.child("transports") is not None
         missing = "is empty; name at least one, such as mlt: {fixed: 0.8%}" if given else "is required"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Literal
 
 from netem.spec import links, shapes
@@ -15,6 +16,7 @@ from netem.spec.fields import did_you_mean
 from netem.spec.merge import merge
 from netem.spec.source import Node, make
 from netem.spec.topology import MAX_WORKERS, SHAPES
+from netem.spec.traces import TraceError, read_trace
 
 Find = Callable[[Node], Node]
 """Tree of the file that a node names (a bare name or a path). Raises SpecError at that node."""
@@ -149,9 +151,28 @@ def _burst(node: Node) -> Node:
 
 
 def _event(node: Node) -> Node:
-    """`on: worker1.up` is `on: [worker1.up]`."""
-    on = node.child("on")
-    return node.with_items(on=replace(on, value=(on,))) if on is not None and isinstance(on.value, str) else node
+    """`on: worker1.up` is `on: [worker1.up]`; a trace is its rows; files lie beside the scenario that names them."""
+    changes: dict[str, Node | None] = {}
+    on, trace, replay = node.child("on"), node.child("trace"), node.child("replay")
+    if on is not None and isinstance(on.value, str):
+        changes["on"] = replace(on, value=(on,))
+    if trace is not None and isinstance(trace.value, str):
+        try:
+            changes["trace"] = make(read_trace(_beside(trace)), trace.mark)
+        except TraceError as error:
+            raise trace.error(str(error)) from error
+    if replay is not None:
+        path = replay.child("path") if replay.is_mapping else replay
+        if path is not None and isinstance(path.value, str):
+            place = make(str(_beside(path).absolute()), path.mark)
+            changes["replay"] = replay.with_items(path=place) if replay.is_mapping else place
+    return node.with_items(**changes) if node.is_mapping else node
+
+
+def _beside(name: Node) -> Path:
+    """`--set` means the working directory."""
+    here = Path() if name.mark.file.startswith("--set ") else Path(name.mark.file).parent
+    return here / str(name.value)
 
 
 def _workload(node: Node) -> Node:

@@ -13,11 +13,11 @@ from ruamel.yaml import YAML
 
 from netem.spec import command_file, expand
 from netem.spec.checks import burst_workers, capture_hosts, check_scenario, check_topology
+from netem.spec.event_checks import check_events, event_links
 from netem.spec.fields import FROM_FILE, WITH_UNITS, did_you_mean, explain
 from netem.spec.merge import override
 from netem.spec.scenario import Scenario
 from netem.spec.source import Node, Path_, Source, SpecError, parse, read_file
-from netem.spec.timed import event_ends
 from netem.spec.topology import SHAPES, Topology
 
 Kind = Literal["scenario", "topology"]
@@ -97,10 +97,12 @@ def _scenario(root: Node, default_name: str, overrides: Sequence[str]) -> Loaded
     )
     capture = spec.capture.model_copy(update={"at": capture_hosts(spec, source)})
     events = tuple(
-        event.model_copy(update={"on": event_ends(spec, index, source)}) for index, event in enumerate(spec.events)
+        event.model_copy(update={"on": event_links(event, index, spec, source)})
+        for index, event in enumerate(spec.events)
     )
     spec = spec.model_copy(update={"bursts": bursts, "events": events, "capture": capture})
     check_scenario(spec, source)
+    check_events(spec, source)
     return Loaded(spec, source)
 
 

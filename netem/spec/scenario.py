@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo, ValidationInfo, WithJsonSchema
@@ -11,6 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo,
 from netem.spec.command import Command
 from netem.spec.events import Event
 from netem.spec.fields import Name, PositiveTime, Ratio, Snap, Spec, Time, did_you_mean, from_file, refuse, shown
+from netem.spec.ranges import range_text, read_ranges
 from netem.spec.topology import Topology
 from netem.spec.units import parse_rate_bps, parse_time_s
 
@@ -116,37 +116,13 @@ def _check_numbers(kind: str, options: dict[str, Any]) -> None:
         raise refuse(f"{shown(eta)} is not allowed; eta is a number above 0 such as 0.5", kind, "eta")
 
 
-def read_ranges(value: Any, *path: str) -> tuple[tuple[int, int], ...]:
-    """`0..14`, `7`, or a list of these -> inclusive (first, last) pairs, in order and without overlap."""
-    entries = value if isinstance(value, list | tuple) else (value,)
-    ranges = sorted(_read_range(entry, path) for entry in entries)
-    for before, after in pairwise(ranges):
-        if after[0] <= before[1]:
-            raise refuse(f"the ranges {_range(before)} and {_range(after)} overlap", *path)
-    return tuple(ranges)
-
-
-def _read_range(entry: Any, path: tuple[str, ...]) -> tuple[int, int]:
-    first, dots, last = str(entry).partition("..")
-    ends = (first, last if dots else first)
-    if isinstance(entry, bool) or not all(end.strip().isascii() and end.strip().isdigit() for end in ends):
-        raise refuse(f"{shown(entry)} is not a range of iterations; write 0..14 (both included), 30, or a list", *path)
-    if int(ends[0]) > int(ends[1]):
-        raise refuse(f"{entry}: the first iteration of a range is not after the last", *path)
-    return int(ends[0]), int(ends[1])
-
-
-def _range(ends: tuple[int, int]) -> str:
-    return f"{ends[0]}..{ends[1]}"
-
-
 def _write_detector(detector: Detector, info: SerializationInfo) -> Any:
     options = detector.config()
     if not (info.context and info.context.get("with_units")):
         return options
     del options["kind"]
     if detector.kind == "schedule":
-        options["critical"] = [_range(ends) for ends in detector.critical]
+        options["critical"] = [range_text(ends) for ends in detector.critical]
     return {detector.kind: options}
 
 
@@ -254,6 +230,7 @@ class Scenario(Spec):
     """Run one after another, in this order. A command has variants instead."""
     bursts: tuple[Burst, ...] = ()
     events: tuple[Event, ...] = ()
+    """Impairments by iteration, epoch, phase and time."""
     capture: Capture = Capture(rounds="none")
     expect: tuple[str, ...] = ()
     """Conditions on the results."""

@@ -74,9 +74,13 @@ def _open_scenario(result: dict[str, Any], definitions: dict[str, Any]) -> None:
     definitions["Topology"] = {"anyOf": [{"type": "string"}, topology]}
     definitions["TransportSpec"].pop("required")
     open_command(definitions)
-    definitions["Event"]["properties"]["on"] = {"anyOf": [{"type": "string"}, definitions["Event"]["properties"]["on"]]}
     result["properties"]["extends"] = {"type": "string", "description": "Name or path of a scenario to start from."}
     workers = definitions["Burst"]["properties"]["workers"]
     workers["anyOf"] = [{"type": "string"}, *(form for form in workers["anyOf"] if form.get("type") == "array")]
+    event = definitions["Event"]["properties"]
+    event["on"]["anyOf"] = [{"type": "string"}, {"type": "array", "items": event["on"].pop("items")}]
+    event["on"].pop("type")
+    for key in ("trace", "replay"):
+        event[key]["anyOf"].insert(0, {"type": "string"})
     required = [key for key in result.pop("required") if key != "name"]
     result["anyOf"] = [{"required": ["extends"]}, {"required": required}]

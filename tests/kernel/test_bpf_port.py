@@ -16,7 +16,7 @@ import pytest
 from netem.kernel import bridge, netns, offload, veth
 from netem.kernel.sockets import open_socket
 from netem.links import mask
-from netem.links.base import Flow, Key, LossRule, Shape, UnsupportedFeature
+from netem.links.base import Flow, Key, LinkError, LossRule, Shape, UnsupportedFeature
 from netem.links.bpf import BpfPort
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run with sudo")
@@ -324,6 +324,30 @@ def test_loss_before_the_rate_spares_its_queue(path: Path, traffic: Traffic) -> 
     with closing(netns.open_netlink(path.switch)) as netlink:
         kinds = {q.get_attr("TCA_KIND") for q in netlink.get_qdiscs(index=veth.index_of(netlink, "pr"))}
     assert "tbf" not in kinds
+
+
+def test_a_rate_changes_in_place_and_nothing_that_waits_is_lost(path: Path, traffic: Traffic) -> None:
+    """40 frames wait behind 100 kbit/s; at 1 Gbit/s they all arrive. Counters and loss stay as they are."""
+    port = path.port()
+    try:
+        port.install(Shape(), UDP_FLOW, KEY, WORKERS)
+        with pytest.raises(LinkError, match="installed with one"):
+            port.set_shape(Shape(rate_bps=10**6))
+        slow = Shape(rate_bps=100_000, queue_bytes=100 * FRAME_BYTES)
+        port.install(slow, UDP_FLOW, KEY, WORKERS)
+        port.set_loss([LossRule(WORKERS[1], 1, 1.0)])
+        for number in range(40):
+            traffic.send(WORKERS[0], 1, [number])
+        port.set_shape(Shape(rate_bps=10**9, queue_bytes=100 * FRAME_BYTES))
+        assert len(traffic.arrived()) == 40
+        assert port.health().queue_dropped == 0
+        traffic.send(WORKERS[1], 2, range(5))
+        data = {c.index: (c.seen, c.dropped) for c in port.counters() if c.kind == "data"}
+        assert data == {1: (40, 0), 2: (5, 5)}
+        with pytest.raises(UnsupportedFeature, match="sch_netem"):
+            port.set_shape(Shape(rate_bps=10**9, delay_us=5))
+    finally:
+        port.close()
 
 
 def test_loss_after_the_rate_takes_room_in_its_queue(path: Path, traffic: Traffic) -> None:

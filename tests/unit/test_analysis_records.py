@@ -16,7 +16,7 @@ from tests.unit.analysis_data import FakeBurst, faithful_run, flow_events, plan
 ROUND_COLUMNS = (
     "transport repeat round iteration bucket epoch worker direction phase tolerance chunks delivered passes "
     "packets_sent packets_at_need bytes_sent latency_s wait_s goodput_bps outcome burst dropped_link "
-    "dropped_socket late duplicate oracle_passes oracle_packets"
+    "dropped_socket late duplicate oracle_passes oracle_packets loss_requested"
 )
 EPOCH_COLUMNS = "transport repeat epoch worker train_loss metric value wall_s replica_divergence"
 
@@ -129,6 +129,22 @@ def test_which_loss_was_asked_for() -> None:
     assert asked.requested(3, 1, "down") == (pytest.approx(0.01), False)
     assert asked.requested(6, 1, "up") == (None, True)
     assert asked.requested(7, 1, "up") == (0.0, False)
+
+
+def test_which_loss_was_asked_for_by_events() -> None:
+    """Longer windows, phases, what changed within the round, and events that change something else than the loss."""
+    windows = ((2, 4, FakeBurst(0, 0.3), None), (4, 4, FakeBurst(0, 0.0, workers=("worker1",)), None))
+    phases = (("critical", FakeBurst(0, 0.05)),)
+    asked = LossPlan((FakeBurst(3, 0.9),), {"worker1": 1, "worker2": 2}, {}, windows, phases)
+    found = [asked.requested(i, 1, "up", "normal") for i in (1, 2, 3)]
+    assert found == [(0.0, False), (pytest.approx(0.3), True), (0.9, True)]
+    assert asked.requested(1, 1, "up", "critical") == (pytest.approx(0.05), True)
+    assert asked.requested(9, 1, "up", "normal", (0.0, 0.5)) == (None, True)
+    assert asked.requested(9, 1, "up", "normal", (0.5,)) == (0.5, False)
+    assert asked.requested(3, 1, "up", "normal", (0.0, 0.5)) == (0.9, True), "the burst is higher all the time"
+    other = LossPlan((), {"worker1": 1, "worker2": 2}, {}, windows[1:])
+    assert other.requested(4, 1, "up") == (0.0, True)
+    assert other.requested(4, 2, "up") == (0.0, False)
 
 
 def test_epochs_carry_the_divergence_of_the_replicas() -> None:

@@ -266,6 +266,13 @@ def test_the_links_part_of_a_loss_is_named() -> None:
     data = faithful_run(bursts=(FakeBurst(4, 0.6),))
     assert "burst + links" not in rendered(data)
     base = {(worker, "up"): 0.001 for worker in (1, 2, 3)}
+    for index, run in enumerate(data.runs):
+        rows = [
+            replace(row, loss_requested=1 - (1 - row.loss_requested) * (1 - base.get((row.worker, row.direction), 0.0)))
+            for row in run.rows
+            if row.loss_requested is not None
+        ]
+        data = with_run(data, index, rows=tuple(rows))
     text = rendered(replace(data, plan=replace(data.plan, base_loss=base)))
     assert "loss 60.04 %" in text
     assert "(60 % burst + links)" in text

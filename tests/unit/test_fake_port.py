@@ -78,3 +78,13 @@ def test_what_cannot_be_is_refused(port: FakePort) -> None:
     port.close()
     with pytest.raises(LinkError, match="nothing is installed"):
         port.offer(HOST, b"")
+
+
+def test_a_shape_changes_and_loss_and_counters_stay(port: FakePort) -> None:
+    port.install(Shape(rate_bps=10**9, loss_ratio=0.25), FLOW, KEY, [HOST])
+    port.set_loss([LossRule(HOST, 1, 1.0)])
+    assert not port.offer(HOST, chunk(3, 1))
+    port.set_shape(Shape(rate_bps=10**6, queue_bytes=5000))
+    assert port.shape == Shape(rate_bps=10**6, queue_bytes=5000, loss_ratio=0.25)
+    assert not port.offer(HOST, chunk(3, 2))
+    assert [counter.dropped for counter in port.counters()] == [2]

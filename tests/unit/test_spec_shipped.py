@@ -40,6 +40,7 @@ def test_all_of_them_are_there() -> None:
         "gloo",
         "iperf3",
     }
+    expected |= {"poisson", "periodic", "ramp", "trace"}
     assert {path.stem for path in SCENARIOS} >= expected
     shipped = {"star", "star3", "dumbbell", "leaf-spine", "two-site", "fat-tree4", "graph"}
     assert {path.stem for path in TOPOLOGIES} >= shipped
