@@ -38,7 +38,7 @@ def event_links(event: Event, index: int, spec: Scenario, source: Source) -> tup
         name, dot, way = entry.rpartition(".")
         if dot and way not in ("up", "down"):
             guess = did_you_mean(way, ("up", "down"))
-            raise source.error((*at, number), f"{entry!r}: a link has the directions up and down{guess}")
+            raise source.error((*at, number), f"{entry!r} is not HOST.up or HOST.down{guess}")
         pattern = name if dot else entry
         node = source.root.child("events")
         for key in (index, "on", number):
