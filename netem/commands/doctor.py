@@ -6,7 +6,10 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from netem.commands import options
 from netem.commands.failure import print_json
@@ -19,9 +22,17 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    json: options.Json = False, debug: options.Debug = False, state_dir: options.StateDir = options.STATE_DIR
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", metavar="", help="Measure instead which differences this machine can resolve."),
+    ] = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+    state_dir: options.StateDir = options.STATE_DIR,
 ) -> int:
     """Try everything that a run may need, for real, and say what to do where it does not work."""
+    if calibrate:
+        return _calibrate(state_dir, json)
     from netem import preflight, rootless
     from netem.kernel.errors import Unavailable
 
@@ -38,6 +49,37 @@ def doctor(
 
     _print(Console(highlight=False), checks, lacking)
     return PREFLIGHT if lacking else OK
+
+
+def _calibrate(state_dir: Path, json: bool) -> int:
+    from netem import preflight
+    from netem.experiment import calibrate
+    from netem.kernel.user import User
+
+    preflight.require()
+    user = User.caller()
+    found = calibrate.calibrate(state_dir, user)
+    path = calibrate.path_of(user)
+    calibrate.save(found, path, user)
+    if json:
+        print_json({"ok": True, "file": str(path), "calibration": asdict(found)})
+        return OK
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    late, share = (found.late_p50_s * 1e6, found.late_p99_s * 1e6), found.waiting_share
+    for label, value in (
+        ("round of 64 packets, idle", f"{found.idle_p50_s * 1e3:.2f} ms, 95 % below {found.idle_p95_s * 1e3:.2f} ms"),
+        ("goodput, no loss", f"{found.goodput_bps / 1e9:.2f} Gbit/s"),
+        ("a sleep of 1 ms ends late by", f"{late[0]:.0f} us, 99 % below {late[1]:.0f} us"),
+        ("waiting for a core", "not known" if share is None else f"{share:.1%} of the time"),
+    ):
+        console.print(f"{label.ljust(30)}{value}")
+    single, mean = f"[bold]{found.single_s * 1e3:.3g} ms[/]", f"[bold]{found.mean_s * 1e3:.2g} ms[/]"
+    console.print(f"\nTwo single rounds differ by up to {single} by themselves (95 % of pairs),")
+    console.print(f"means of 30 rounds by {mean}: smaller effects cannot be told here.")
+    console.print(f"Kept in {path}; every run refers to it.", markup=False)
+    return OK
 
 
 def missing(checks: Mapping[str, Check]) -> list[str]:

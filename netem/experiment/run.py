@@ -22,7 +22,7 @@ from netem.analysis.run import CaptureCount, RunData, TransportRun
 from netem.analysis.summary import expectations_held, summarise
 from netem.analysis.table import render
 from netem.analysis.timed import History
-from netem.experiment import command_run
+from netem.experiment import calibrate, command_run
 from netem.experiment.asked import check_recorded, loss_plan, recorded_mask
 from netem.experiment.command import require_programs
 from netem.experiment.conductor import Conductor, Memory, RunFailed
@@ -72,6 +72,7 @@ class Results:
 
     runs: list[TransportRun] = field(default_factory=list)
     commands: list[CommandRun] = field(default_factory=list)
+    calibration: dict[str, Any] | None = None
     captures: list[CaptureCount] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -131,6 +132,8 @@ def _run_in(
     results, problem, status = Results(mask=mask), "", FAILED
     summary: dict[str, Any] | None = None
     began = time.monotonic()
+    kept = calibrate.load(calibrate.path_of(folder.user), folder.user)
+    results.calibration = calibrate.reference(kept, folder.started)
     try:
         if isinstance(spec.workload, Command):
             command_run.run_jobs(loaded, options, choice, folder, results, console)
@@ -155,6 +158,7 @@ def _run_in(
     if problem:
         failed = status in (FAILED, PREFLIGHT)
         console.print(f"[bold red]run failed[/]: {escape(problem)}" if failed else problem, soft_wrap=True)
+    console.print(calibrate.line(results.calibration), style="dim", highlight=False, soft_wrap=True)
     console.print(f"results: {folder.path}", highlight=False, soft_wrap=True)
     if options.json_output:
         _print_json(folder, status, problem, summary)
@@ -296,6 +300,7 @@ def _write_manifest(
             "started_utc": folder.started.isoformat(timespec="seconds"),
             "wall_s": wall_s,
             **machine(),
+            "calibration": results.calibration,
             "link_backend": choice.name,
             "loss_engine": choice.loss_engine,
             "link_reason": choice.reason,

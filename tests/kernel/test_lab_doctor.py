@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from netem import preflight
+from netem.cli import main
+from netem.experiment import calibrate
 from netem.kernel.errors import KernelError, Unavailable
 from netem.kernel.user import User
 from netem.lab import Lab
@@ -73,3 +76,27 @@ def test_packages_that_the_caller_cannot_read(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "path", [*open_folder, str(packages)])
     with pytest.raises(Unavailable, match="cannot read"):
         preflight.require(User.of(NOBODY))
+
+
+def test_calibrate_measures_and_a_run_refers_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("DBLP_NETEM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(calibrate, "_IDLE", calibrate._IDLE.replace("iterations: 200", "iterations: 40"))
+    monkeypatch.setattr(calibrate, "_BULK", calibrate._BULK.replace("chunks: 5000", "chunks: 500"))
+    assert main(["doctor", "--calibrate", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    measured = found["calibration"]
+    assert Path(found["file"]) == tmp_path / "xdg/dblp-netem/calibration.json"
+    assert 0 < measured["mean_s"] < measured["single_s"]
+    assert measured["idle_p50_s"] <= measured["idle_p95_s"]
+    assert measured["goodput_bps"] > 1e6
+    scenario = tmp_path / "small.yaml"
+    scenario.write_text(calibrate._BULK)
+    assert main(["run", str(scenario), "--out", str(tmp_path / "runs")]) == 0
+    assert "calibration: single rounds differ by up to" in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").iterdir()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["calibration"]["same_kernel"] is True
+    assert manifest["calibration"]["measured_utc"] == measured["measured_utc"]
