@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
+import mmap
 import os
 import platform
 from collections.abc import Iterator
@@ -21,13 +22,13 @@ from netem.kernel.errors import KernelError
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 _MAP_CREATE, _LOOKUP, _UPDATE, _NEXT_KEY, _PROG_LOAD = 0, 1, 2, 4, 5
-_TEST_RUN, _PROG_BY_ID, _MAP_BY_ID, _INFO_BY_FD, _LOOKUP_BATCH = 10, 13, 14, 15, 24
+_TEST_RUN, _PROG_BY_ID, _MAP_BY_ID, _INFO_BY_FD, _RAW_TRACEPOINT, _LOOKUP_BATCH = 10, 13, 14, 15, 17, 24
 _MAPS_MAX = 64  # of one program (MAX_USED_MAPS)
 
 HASH, ARRAY = 1, 2
-NO_PREALLOC = 1
+NO_PREALLOC, MMAPABLE = 1, 1 << 10
 ANY, NOEXIST = 0, 1
-SCHED_CLS = 3
+SCHED_CLS, RAW_TRACEPOINT = 3, 17
 
 _LOG_BYTES = 1 << 20
 _BATCH = 4096
@@ -86,7 +87,8 @@ class _InfoByFd(ctypes.Structure):
 
 class _ProgInfo(ctypes.Structure):
     _fields_ = (
-        ("type", c_uint32), ("id", c_uint32), ("tag", c_char * 8), ("lengths", c_uint32 * 2), ("code", c_uint64 * 2),
+        ("type", c_uint32), ("id", c_uint32), ("tag", c_char * 8), ("jited_prog_len", c_uint32),
+        ("xlated_prog_len", c_uint32), ("jited_prog_insns", c_uint64), ("xlated_prog_insns", c_uint64),
         ("load_time", c_uint64), ("uid", c_uint32), ("nr_map_ids", c_uint32), ("map_ids", c_uint64),
     )  # fmt: skip
 
@@ -100,6 +102,10 @@ class _MapInfo(ctypes.Structure):
 
 class _ById(ctypes.Structure):
     _fields_ = (("id", c_uint32), ("next_id", c_uint32), ("open_flags", c_uint32))
+
+
+class _RawTracepoint(ctypes.Structure):
+    _fields_ = (("name", c_uint64), ("prog_fd", c_uint32), ("unused", c_uint32))
 
 
 @functools.cache  # opening the C library costs more than the call
@@ -148,6 +154,7 @@ class Map(_Owned):
     def __init__(self, name: str, kind: int, key_bytes: int, value_bytes: int, entries: int, flags: int = 0) -> None:
         what = _MapCreate(kind, key_bytes, value_bytes, entries, flags, map_name=name.encode()[:15])
         self._use(_checked(_bpf(_MAP_CREATE, what), f"create the BPF map {name}"), name, key_bytes, value_bytes)
+        self.entries = entries
 
     @classmethod
     def of_id(cls, number: int) -> Self:
@@ -162,6 +169,7 @@ class Map(_Owned):
             os.close(fd)
             raise
         found._use(fd, info.name.decode(), info.key_size, info.value_size)
+        found.entries = info.max_entries
         return found
 
     def _use(self, fd: int, name: str, key_bytes: int, value_bytes: int) -> None:
@@ -234,6 +242,18 @@ class Map(_Owned):
             self._key.raw = key
             step.key = ctypes.addressof(self._key)
 
+    def memory(self) -> mmap.mmap:
+        """The values of an array made with MMAPABLE, as they are now and will be: read only, eight bytes aligned.
+
+        It outlives the map's descriptor; the caller closes it. Linux 5.5.
+        """
+        size = self.entries * ((self.value_bytes + 7) // 8 * 8)
+        size = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            return mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            raise BpfError(f"map the BPF map {self.name} into memory", error.errno or 0) from error
+
     def _set_key(self, key: bytes) -> None:
         if len(key) != self.key_bytes:
             raise ValueError(f"BPF map {self.name}: key of {len(key)} bytes, expected {self.key_bytes}")
@@ -241,13 +261,13 @@ class Map(_Owned):
 
 
 class Program(_Owned):
-    """A loaded classifier (BPF_PROG_TYPE_SCHED_CLS)."""
+    """A loaded program: a classifier (SCHED_CLS), or one for a raw tracepoint."""
 
-    def __init__(self, name: str, code: bytes, licence: str = "Dual MIT/GPL") -> None:
+    def __init__(self, name: str, code: bytes, licence: str = "Dual MIT/GPL", kind: int = SCHED_CLS) -> None:
         text = ctypes.create_string_buffer(code, len(code))
         licence_text = ctypes.create_string_buffer(licence.encode())
         what = _ProgLoad(
-            SCHED_CLS, len(code) // 8, ctypes.addressof(text), ctypes.addressof(licence_text),
+            kind, len(code) // 8, ctypes.addressof(text), ctypes.addressof(licence_text),
             prog_name=name.encode()[:15],
         )  # fmt: skip
         result = _bpf(_PROG_LOAD, what)
@@ -266,6 +286,18 @@ class Program(_Owned):
         what = _InfoByFd(self.fd, ctypes.sizeof(info), ctypes.addressof(info))
         _checked(_bpf(_INFO_BY_FD, what), f"read the BPF program {self.name}")
         return int(info.id)
+
+    @property
+    def translated(self) -> bytes:
+        """The instructions as the kernel has rewritten them: with offsets into its own structures."""
+        info = _ProgInfo()
+        what = _InfoByFd(self.fd, ctypes.sizeof(info), ctypes.addressof(info))
+        _checked(_bpf(_INFO_BY_FD, what), f"read the BPF program {self.name}")
+        text = ctypes.create_string_buffer(info.xlated_prog_len)
+        info = _ProgInfo(xlated_prog_len=len(text), xlated_prog_insns=ctypes.addressof(text))
+        what = _InfoByFd(self.fd, ctypes.sizeof(info), ctypes.addressof(info))
+        _checked(_bpf(_INFO_BY_FD, what), f"read the instructions of the BPF program {self.name}")
+        return text.raw
 
     def test_run(self, frame: bytes, repeat: int = 1) -> tuple[int, int]:
         """Run on a frame (link-layer header first) without any interface: (result, mean duration in ns)."""
@@ -286,3 +318,12 @@ def maps_of(program_id: int) -> dict[str, Map]:
             found = [stack.enter_context(Map.of_id(number)) for number in numbers[: info.nr_map_ids]]
             stack.pop_all()
     return {each.name: each for each in found}
+
+
+class RawTracepoint(_Owned):
+    """A program at a tracepoint of the whole host, until closed (Linux 4.17, CONFIG_BPF_EVENTS)."""
+
+    def __init__(self, name: str, program: Program) -> None:
+        text = ctypes.create_string_buffer(name.encode())
+        what = _RawTracepoint(ctypes.addressof(text), program.fd, 0)
+        super().__init__(_checked(_bpf(_RAW_TRACEPOINT, what), f"attach {program.name} to tracepoint {name}"), name)

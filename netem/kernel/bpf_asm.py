@@ -25,7 +25,7 @@ _ALU = {
 }  # fmt: skip
 _JUMPS = {"==": 0x10, ">": 0x20, ">=": 0x30, "&": 0x40, "!=": 0x50, "<": 0xA0, "<=": 0xB0}
 _LDX, _ST, _STX, _ALU32_CLASS, _JMP, _ALU64 = 0x01, 0x02, 0x03, 0x04, 0x05, 0x07
-_MEM, _ATOMIC, _BY_REGISTER = 0x60, 0xC0, 0x08
+_MEM, _ATOMIC, _BY_REGISTER, _FETCH = 0x60, 0xC0, 0x08, 0x01
 _LD_IMM64, _PSEUDO_MAP_FD, _TO_BIG_ENDIAN = 0x18, 1, 0xD0
 
 
@@ -63,6 +63,23 @@ class Instruction:
             raise AssemblyError(f"immediate {self.immediate} does not fit 32 bits, use load_constant")
         low, high = (self.dst, self.src) if sys.byteorder == "little" else (self.src, self.dst)
         return bytes(_Encoded(self.code, low | high << 4, self.offset, self.immediate))
+
+
+LOAD_8_BYTES = _LDX | _MEM | _SIZES[8]
+"""Opcode of `Assembler.load` with a size of 8."""
+
+
+def decode(code: bytes) -> list[Instruction]:
+    """Machine code as instructions, without names."""
+    if len(code) % 8:
+        raise AssemblyError(f"{len(code)} bytes are no whole number of instructions")
+    slots = [_Encoded.from_buffer_copy(code, at) for at in range(0, len(code), 8)]
+    low_first = sys.byteorder == "little"
+    halves = [(each.registers & 15, each.registers >> 4) for each in slots]
+    return [
+        Instruction(each.code, *(pair if low_first else pair[::-1]), each.offset, each.immediate)
+        for each, pair in zip(slots, halves, strict=True)
+    ]
 
 
 class Assembler:
@@ -115,6 +132,10 @@ class Assembler:
     def atomic_add(self, base: int, offset: int, src: int) -> None:
         """`*(u64 *)(base + offset) += src`, atomically"""
         self._emit(Instruction(_STX | _ATOMIC | _SIZES[8], base, src, offset))
+
+    def atomic_fetch_add(self, base: int, offset: int, src: int) -> None:
+        """`old = *(u64 *)(base + offset); *(u64 *)(base + offset) += src; src = old`, atomically (Linux 5.12)"""
+        self._emit(Instruction(_STX | _ATOMIC | _SIZES[8], base, src, offset, _FETCH))
 
     def load_constant(self, dst: int, value: int) -> None:
         """A full 64-bit number (two slots)."""

@@ -85,6 +85,7 @@ def start(
     log: Path | BinaryIO | None = None,
     cwd: Path | str = "/",
     on_start: Callable[[int], None] = lambda pid: None,
+    pass_fds: Sequence[int] = (),
 ) -> Child:
     """Run argv[0] in a namespace as a user; returns once it has been executed.
 
@@ -92,6 +93,7 @@ def start(
     log: standard output and error are appended to this file, which the user then owns, or go to one that is open;
         standard input is empty and the process leads a session. None: it shares the caller's terminal.
     on_start: called with the process id before the program gets control, to record it.
+    pass_fds: descriptors that the program gets, under the same numbers.
     Errors: LabError when it cannot be executed (the message has the reason), or in a thread other than the main one.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -107,7 +109,7 @@ def start(
             stdin=subprocess.DEVNULL if log is not None else None,
             stdout=output,
             stderr=output,
-            pass_fds=[fd for fd in (netns_fd, orders_in.fileno(), status_out.fileno()) if fd is not None],
+            pass_fds=[fd for fd in (netns_fd, orders_in.fileno(), status_out.fileno(), *pass_fds) if fd is not None],
             start_new_session=log is not None,
             cwd="/",
         )

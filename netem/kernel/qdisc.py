@@ -162,9 +162,14 @@ def loss_ratio(probability_u32: int) -> float:
     return probability_u32 / U32_MAX
 
 
-def burst_bytes(rate_bps: int, mtu: int) -> int:
-    """1 ms at the rate, at least four frames: short enough to shape, long enough for the timer's jitter."""
-    return max(4 * (mtu + 14), math.ceil(rate_bps / 8 / 1000))
+def burst_bytes(rate_bps: int, mtu: int, queue_bytes: int | None = None) -> int:
+    """1 ms at the rate, at least four frames: short enough to shape, long enough for the timer's jitter.
+
+    What a bucket holds passes a queue at once. So one in front of a queue that was asked for is at most a quarter of
+    it: else a shallow queue would be in effect several times as deep.
+    """
+    bucket = math.ceil(rate_bps / 8 / 1000)
+    return max(4 * (mtu + 14), bucket if queue_bytes is None else min(bucket, queue_bytes // 4))
 
 
 def _shape_of(tree: Tree) -> list[tuple[type, int, int, int]]:

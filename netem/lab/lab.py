@@ -183,6 +183,7 @@ class Lab:
         log: Path | BinaryIO | None,
         user: User | None = None,
         cwd: Path | str = "/",
+        pass_fds: Sequence[int] = (),
     ) -> Child:
         """Start a program inside a host, as whoever called sudo unless `user` says otherwise; see process.start."""
         child = process.start(
@@ -192,6 +193,7 @@ class Lab:
             user=user or User.caller(),
             log=log,
             cwd=cwd,
+            pass_fds=pass_fds,
             on_start=lambda pid: self._record_child(pid, f"{host}: {argv[0]}"),
         )
         self._children.append(child)

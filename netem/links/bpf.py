@@ -45,7 +45,7 @@ from netem.links.base import (
 Hook = Literal["egress", "ingress"]
 
 _PARENTS = {"egress": 0xFFFFFFF3, "ingress": 0xFFFFFFF2}  # TC_H_CLSACT with TC_H_MIN_EGRESS, TC_H_MIN_INGRESS
-_PRIORITY, _HANDLE, _DIRECT_ACTION, _ETH_P_ALL = 1, 1, 1, 0x0003
+_PRIORITY, _HANDLE, _DIRECT_ACTION, _ETH_P_ALL = 10, 1, 1, 0x0003
 _NAME = "dblp_loss"
 _NO_DELAY = "eBPF cannot hold packets back; use link backend netem on a kernel with sch_netem"
 _QUEUE_BYTES = 1 << 20
@@ -394,7 +394,7 @@ def rate_tree(shape: Shape, mtu: int) -> qdisc.Tree:
     if shape.rate_bps is None:
         return (qdisc.Pfifo(qdisc.handle(1), qdisc.ROOT, shape.limit_packets or _QUEUE_PACKETS),)
     queue = shape.queue_bytes or (shape.limit_packets or 0) * (mtu + 14) or _QUEUE_BYTES
-    burst = qdisc.burst_bytes(shape.rate_bps, mtu)
+    burst = qdisc.burst_bytes(shape.rate_bps, mtu, shape.queue_bytes)
     try:
         return (qdisc.Tbf(qdisc.handle(1), qdisc.ROOT, shape.rate_bps, burst, queue),)
     except ValueError as error:

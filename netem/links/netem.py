@@ -84,7 +84,7 @@ def tree(shape: Shape, mtu: int, losses: Sequence[float]) -> Tree:
     parts: list[qdisc.Qdisc] = []
     parent = qdisc.ROOT
     if shape.rate_bps is not None:
-        burst = qdisc.burst_bytes(shape.rate_bps, mtu)
+        burst = qdisc.burst_bytes(shape.rate_bps, mtu, shape.queue_bytes)
         parts.append(Tbf(TBF_HANDLE, parent, shape.rate_bps, burst, limit_bytes=shape.queue_bytes or burst))
         parent = TBF_HANDLE | 1
     if len(losses) > 1:

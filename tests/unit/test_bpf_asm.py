@@ -27,6 +27,7 @@ ENCODINGS = [
     (lambda a: a.store(4, FP, -4, 7), "62 0a fcff 07000000"),
     (lambda a: a.store(8, FP, -8, Register(R1)), "7b 1a f8ff 00000000"),
     (lambda a: a.atomic_add(R0, 8, R1), "db 10 0800 00000000"),
+    (lambda a: a.atomic_fetch_add(R0, 8, R1), "db 10 0800 01000000"),
     (lambda a: a.load_constant(R1, 0x0123456789ABCDEF), "18 01 0000 efcdab89 00 00 0000 67452301"),
     (lambda a: a.call(7), "85 00 0000 07000000"),
     (lambda a: a.exit(), "95 00 0000 00000000"),

@@ -25,7 +25,7 @@ FORBIDDEN_IN_SANS_IO = {
     "time", "threading", "multiprocessing", "concurrent", "random", "secrets", "torch",
 }  # fmt: skip
 MAY_IMPORT_TORCH = {"dblp.train", "dblp.models", "dblp.data", "dblp.hook", "dblp.tensors"}
-NETEM_WITHOUT_DBLP = ("netem.kernel", "netem.links", "netem.spec", "netem.lab")
+NETEM_WITHOUT_DBLP = ("netem.kernel", "netem.links", "netem.spec", "netem.lab", "netem.traffic")
 NETEM_WITH_DBLP = ("netem.experiment", "netem.analysis", "netem.cli")
 DBLP_PURE = {"errors", "dtypes", "wire", "chunks", "tolerance", "config", "options", "early", "sender", "receiver"}
 
