@@ -94,12 +94,20 @@ class Executor:
             self._commit(self._due(0.0))
         self._change(self._links.prepare(self._state(self._active.values())), began, None)
         if first:
-            self._origin = self._clock()
+            self._begin_clock()
         now = self._now()
         for number, for_s in limited:
             heapq.heappush(self._ends, (now + for_s, number))
         self.history.rounds.append(Stretch(round_, began - self._origin, now))
         self._make_ready()
+
+    def _begin_clock(self) -> None:
+        """The first round is let go now: what was done for it was done before."""
+        passed = self._now()
+        self._origin = self._clock()
+        self.history.changes = [
+            Change(each.began_s - passed, min(0.0, each.ended_s - passed), each.bursts) for each in self.history.changes
+        ]
 
     @property
     def next_s(self) -> float | None:
@@ -230,7 +238,7 @@ class Executor:
             "action": step.action,
             "planned_round": step.round if planned_s is None else None,
             "planned_s": None if planned_s is None else round(planned_s, 6),
-            "actual_s": round(ended - origin, 6),
+            "actual_s": round(ended - origin, 6) if self.history.rounds else 0.0,
             "round": self._round,
             "bursts": [burst.model_dump() for burst in step.bursts],
             "shifts": [_shift(shift) for shift in step.shifts],

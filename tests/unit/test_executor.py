@@ -117,7 +117,9 @@ def test_what_is_due_at_the_start_is_in_place_before_the_first_round() -> None:
     run = job("events: [{at: 0 s, for: 100 ms, loss: 50%}]")
     run.start()
     assert run.links.losses() == {"10.0.0.2": 0.5, "10.0.0.3": 0.5}
-    assert run.log[0]["planned_round"] == 0
+    assert (run.log[0]["planned_round"], run.log[0]["actual_s"]) == (0, 0.0)
+    run.executor.open_gate(1)
+    assert timed_loss(run.executor.history, run.spec.topology.ranks)[0, 1, "up"] == {0.5}, "all of round 0"
     run.until(0.2)
     assert run.changes[-1] == ("clear", 0.1, [])
 
