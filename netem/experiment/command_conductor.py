@@ -6,26 +6,28 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from netem.analysis.command import CommandRun, Impairment, ProgramEnd, Report
+from netem.analysis.command import CommandRun, ProgramEnd, Report
 from netem.experiment.command import CommandJob, command_environment
+from netem.experiment.command_timeline import CommandTimeline
 from netem.experiment.conductor import Conductor, Memory, RunFailed
 from netem.experiment.folder import RunFolder
 from netem.experiment.hub import Event, Hub
 from netem.experiment.open_fabric import OpenFabric
 from netem.experiment.record import Recorder
+from netem.kernel.capture import Capture
 from netem.kernel.packet_filter import PacketFilter
+from netem.kernel.priority import prompt
+from netem.kernel.process import Child
 from netem.kernel.sockets import is_bound
-from netem.kernel.user import User
 from netem.lab import Lab
-from netem.spec import Burst, Scenario, Step, timeline
+from netem.spec import Scenario
 from netem.spec.command import filled
 from netem.spec.command_file import first_host
-from netem.spec.timed import TimedStep, timed_steps
+from netem.spec.timeline import has_times
 from netem.spec.units import format_time
 
 READY_POLL_S = 0.02
@@ -49,38 +51,47 @@ class CommandConductor(Conductor):
         recorder: Recorder,
         memory: Memory,
     ) -> None:
-        super().__init__(lab, fabric, spec, job, folder, recorder, memory)  # type: ignore[arg-type]
+        # Not super().__init__: that plans the rounds of a training.
+        self.lab, self.fabric, self.spec, self.job = lab, fabric, spec, job
+        self.folder, self.recorder, self.memory = folder, recorder, memory
+        self.captures: list[tuple[str, Capture]] = []
+        self.children: dict[int, Child] = {}
+        self.logs: dict[int, BinaryIO] = {}
         self.work = job.work
+        self.timeline = CommandTimeline(spec, job.seed, fabric, recorder)
         self.hosts = {rank: lab.hosts[name] for name, rank in self.work.ranks.items()}
-        self.askers = len(self.work.until)
         self._argv: dict[int, tuple[str, ...]] = {}
         self._began: dict[int, float] = {}
         self._ended: dict[int, float] = {}
         self._by_testbed: set[int] = set()
         self._zero: float | None = None
         self._wall_s: float | None = None
-        self._of_round: tuple[Burst, ...] = ()
-        self._of_time: tuple[Burst, ...] = ()
-        self._round: int | None = None
-        self._reached: set[int] = set()
-        self.impairments: list[Impairment] = []
 
-    def _plan(self) -> None:
-        self.steps = {step.round: step for step in timeline(self.spec, self.job.seed)}
-
-    def _attended(self, real_time: bool) -> None:
-        """Bursts that did not come are in the result."""
-
-    def _sink(self, event: Event) -> None:
-        self.recorder(event)
+    def run(self) -> None:
+        """Raises RunFailed, and what the links raise when an impairment is not as asked."""
+        self.fabric.install(self.job)
+        hub = Hub(
+            self.folder.descriptor,
+            uid=self.folder.user.uid,
+            workers=len(self.work.until),
+            gates=self.timeline.gates,
+            open_gate=lambda round_: self._open_gate(hub, round_),
+            make_socket=self._make_socket,
+            sink=self.recorder,
+        )
+        try:
+            self._start_captures()
+            self._attend(hub)
+        finally:
+            hub.close()
+            self._end()
+            for log in self.logs.values():
+                log.close()
 
     # Programs
 
-    def _start(self, user: User) -> None:
-        """Programs start in `_attend`: one that asks something of the hub before it is ready must get an answer."""
-        self._user = user
-
     def _attend(self, hub: Hub) -> None:
+        """Until the job is over. Who asks something of the hub before it is ready gets an answer."""
         with ExitStack() as stack:
             first = [host for host in self.work.run if self.work.run[host].ready is not None]
             for host in first:
@@ -91,9 +102,10 @@ class CommandConductor(Conductor):
                 if host not in first:
                     self._launch(host, hub, stack)
             self._zero = time.monotonic()
-            for step in timed_steps(self.spec):
-                hub.after(step.at_s, self._at(step))
-            self._await_end(hub)
+            self.timeline.start(self._zero)
+            self._set_alarm(hub)
+            with prompt(has_times(self.spec)):  # not earlier: the programs would be as well
+                self._await_end(hub)
             self._wall_s = time.monotonic() - self._zero
             self.fabric.end()
             self._end_rest(hub)
@@ -110,7 +122,7 @@ class CommandConductor(Conductor):
             argv,
             env=command_environment(self.job, place, own),
             log=log,
-            user=self._user,
+            user=self.folder.user,
             cwd=self.folder.path,
         )
         descriptor = os.pidfd_open(child.pid)
@@ -183,54 +195,16 @@ class CommandConductor(Conductor):
 
     # Impairments
 
-    def _at(self, step: TimedStep) -> Callable[[], None]:
-        def act() -> None:
-            self._of_time = step.bursts
-            self._change(time.monotonic(), planned_s=step.at_s)
-
-        return act
-
     def _open_gate(self, hub: Hub, round_: int) -> None:
-        began = time.monotonic()
-        self._round = round_
-        self._reached.add(round_)
-        step = self.steps.get(round_)
-        if step is not None:
-            self._of_round = step.bursts
-            self._change(began, iteration=round_)
-            for burst in step.bursts:
-                if burst.for_s is not None:
-                    hub.after(burst.for_s, self._over(burst, round_))
+        self.timeline.open_gate(round_)
+        self._set_alarm(hub)
 
-    def _over(self, burst: Burst, round_: int) -> Callable[[], None]:
-        """A burst that is shorter than its round ends by the clock."""
+    def _set_alarm(self, hub: Hub) -> None:
+        def ring() -> None:
+            self.timeline.ring()
+            self._set_alarm(hub)
 
-        def act() -> None:
-            if burst in self._of_round and self._round == round_:
-                self._of_round = tuple(each for each in self._of_round if each is not burst)
-                self._change(time.monotonic(), iteration=round_)
-
-        return act
-
-    def _change(self, began: float, planned_s: float | None = None, iteration: int | None = None) -> None:
-        bursts = (*self._of_round, *self._of_time)
-        self.fabric.apply(Step(iteration or 0, "apply" if bursts else "clear", bursts, self.job.seed))
-        took_s = round(time.monotonic() - began, 6)
-        t_s = round(time.monotonic() - (self._zero or began), 6)
-        shown = tuple(burst.model_dump(exclude={"iteration"}) for burst in bursts)
-        window = len(self.fabric.windows) - 1
-        self.impairments.append(Impairment(shown, planned_s, iteration, t_s, took_s, window))
-        self.recorder(
-            {
-                "event": "impairment",
-                "action": "apply" if bursts else "clear",
-                "planned_round": iteration,
-                "planned_s": planned_s,
-                "bursts": list(shown),
-                "t_s": t_s,
-                "took_s": took_s,
-            }
-        )
+        hub.alarm(self.timeline.next_s, ring)
 
     def _filter(self) -> PacketFilter | None:
         return None
@@ -250,13 +224,13 @@ class CommandConductor(Conductor):
             wall_s=round(wall_s, 6),
             programs=tuple(ends),
             cells=tuple(self.fabric.cells()),
-            impairments=tuple(self.impairments),
+            impairments=tuple(self.timeline.impairments),
             reports=tuple(self._reports()),
             drops=self.fabric.drops(),
             doubts={
                 key: sum(getattr(each, key) for each in health) for key in ("fragments", "gso_seen", "overflow_seen")
             },
-            unreached=tuple(self._unreached()),
+            unreached=tuple(self.timeline.unreached(self._wall_s)),
         )
 
     def _program_end(self, rank: int) -> ProgramEnd:
@@ -281,15 +255,6 @@ class CommandConductor(Conductor):
                 host = self.hosts[rank].name if rank in self.hosts else str(rank)
                 found.append(Report(round_, rank, host, latency_s, (round_, host) in bursts))
         return found
-
-    def _unreached(self) -> list[str]:
-        """Bursts of the scenario that the job ended before."""
-        done = {one.planned_s for one in self.impairments}
-        late = [step.at_s for step in timed_steps(self.spec) if step.bursts and step.at_s not in done]
-        rounds = sorted({burst.iteration for burst in self.spec.bursts} - self._reached)
-        wall = "" if self._wall_s is None else f" the job ended after {format_time(round(self._wall_s, 3))}"
-        found = [f"the burst at {format_time(at)} did not come:{wall or ' the job failed'}" for at in late]
-        return found + [f"nobody asked at the gate of iteration {round_}" for round_ in rounds]
 
 
 def _read_round(event: Event) -> tuple[int, int, float | None]:

@@ -20,10 +20,9 @@ from netem.experiment.progress import Display
 from netem.experiment.record import Recorder
 from netem.lab import Lab, Settings
 from netem.links.choose import BackendChoice
-from netem.spec import Loaded, Scenario, iterations_total
+from netem.spec import Loaded, Scenario, iterations_total, shapes_uplinks
 from netem.spec.command import line
-from netem.spec.timed import timed_steps
-from netem.spec.units import format_ratio, format_time
+from netem.spec.units import format_time
 
 if TYPE_CHECKING:
     from netem.experiment.hub import Event
@@ -36,9 +35,6 @@ def plan(spec: Scenario) -> list[str]:
     lines = [f"variant {job.name} (repeat {job.repeat})" for job in make_command_jobs(spec)]
     lines += [f"{host} runs {line(program.argv)}" for host, program in work.run.items()]
     lines.append(f"until {', '.join(work.until)} have ended, at most {format_time(work.limit_s)}")
-    for step in timed_steps(spec):
-        what = "; ".join(f"{format_ratio(b.loss)} {b.direction}, {', '.join(b.workers)}" for b in step.bursts)
-        lines.append(f"at {format_time(step.at_s)}: {what or 'no loss'}")
     return lines
 
 
@@ -54,7 +50,7 @@ def run_jobs(
     spec = loaded.spec
     jobs = make_command_jobs(spec)
     began = time.monotonic()
-    settings = Settings(gro=spec.link.loss_at != "after_rate", gso=not spec.topology.shapes_uplinks)
+    settings = Settings(gro=spec.link.loss_at != "after_rate", gso=not shapes_uplinks(spec))
     with (
         folder.append("events.jsonl") as events,
         Lab.build(spec.topology, name=spec.name, state_dir=options.state_dir, settings=settings) as lab,

@@ -241,7 +241,7 @@ class Executor:
             "actual_s": round(ended - origin, 6) if self.history.rounds else 0.0,
             "round": self._round,
             "bursts": [burst.model_dump() for burst in step.bursts],
-            "shifts": [_shift(shift) for shift in step.shifts],
+            "shifts": [shift_facts(shift) for shift in step.shifts],
             "took_s": round(ended - began, 6),
         }
         if planned_s is not None:
@@ -265,6 +265,7 @@ def touched(effect: Effect, spec: Scenario) -> tuple[Burst, ...]:
     )
 
 
-def _shift(shift: Any) -> dict[str, Any]:
+def shift_facts(shift: Any) -> dict[str, Any]:
+    """For events.jsonl."""
     queue = shift.queue.model_dump() if shift.queue is not None else None
     return {"link": f"{shift.host}.{shift.way}", "rate_bps": shift.rate_bps, "delay_s": shift.delay_s, "queue": queue}

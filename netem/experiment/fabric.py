@@ -145,14 +145,8 @@ class Fabric:
 
     def prepare(self, step: Step) -> Prepared:
         """What a step changes at which port, seen from what is in place now."""
-        losses = []
-        for name, rank in self.spec.topology.ranks.items():
-            if rank:
-                rules = rules_for(step, "down", [rank], {rank: self.address[0]}, self.names, self.seed)
-            else:
-                rules = rules_for(step, "up", self.workers, self.address, self.names, self.seed)
-            if rules != self._in_place.get(name, ()):
-                losses.append((name, rules))
+        wanted = self._losses(step)
+        losses = [(name, rules) for name, rules in wanted.items() if rules != self._in_place.get(name, ())]
         shifts = {(shift.host, shift.way): shift for shift in step.shifts}
         shapes = []
         for host, way in sorted(self.wiring.shifted):
@@ -160,6 +154,17 @@ class Fabric:
             if shape != self._shapes.get((host, way)):
                 shapes.append(((host, way), shape))
         return Prepared(step, tuple(losses), tuple(shapes))
+
+    def _losses(self, step: Step) -> dict[str, tuple[LossRule, ...]]:
+        """The loss rules of each port."""
+        found = {}
+        for name, rank in self.spec.topology.ranks.items():
+            if rank:
+                rules = rules_for(step, "down", [rank], {rank: self.address[0]}, self.names, self.seed)
+            else:
+                rules = rules_for(step, "up", self.workers, self.address, self.names, self.seed)
+            found[name] = rules
+        return found
 
     def put(self, prepared: Prepared) -> None:
         """Write what was prepared, and read it back. Raises LinkError when something is not as asked."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from netem.analysis.command import Cell
 from netem.experiment.command import CommandJob
-from netem.experiment.fabric import Fabric
+from netem.experiment.fabric import Fabric, Prepared
 from netem.kernel.netns import open_netlink
 from netem.kernel.veth import tx_dropped
 from netem.links import mask
@@ -64,6 +64,12 @@ class OpenFabric(Fabric):
         self._latest, self._sums, self._current, self._labels = {}, {}, 0, 0
         self._latest = self._counters()
         self.windows = []
+        self._in_place, self._shapes = {}, {}
+        for host, way in self.wiring.shifted:
+            port, shape = self.wiring.port_and_shape(host, way, None)
+            if way == "up":
+                port.set_shape(shape)  # those that face hosts have just been installed
+            self._shapes[host, way] = shape
         self._open(())
         self._queues_before = self._queues()
         self._devices_before = self._devices()
@@ -76,21 +82,22 @@ class OpenFabric(Fabric):
 
     def apply(self, step: Step) -> None:
         """Put a step's bursts, and nothing else, in place at every port. Raises LinkError when one is not as asked."""
+        self.put(self.prepare(step))
+
+    def put(self, prepared: Prepared) -> None:
         self._mark()
-        for name, port in self.ports.items():
-            port.set_loss(self._rules(step, name))
-        self._open(step.bursts)
+        super().put(prepared)
+        self._open(prepared.step.bursts)
 
     def end(self) -> None:
         """The programs have ended: what is counted from here on belongs to no window."""
         self._mark()
 
-    def _rules(self, step: Step, port: str) -> Sequence[LossRule]:
-        return [
-            LossRule(self.addresses[sender], self._state(step, port, sender), ratio, match)
-            for (facing, sender), (ratio, match) in self._loss(step.bursts).items()
-            if facing == port
-        ]
+    def _losses(self, step: Step) -> dict[str, tuple[LossRule, ...]]:
+        found: dict[str, list[LossRule]] = {name: [] for name in self.ports}
+        for (port, sender), (ratio, match) in self._loss(step.bursts).items():
+            found[port].append(LossRule(self.addresses[sender], self._state(step, port, sender), ratio, match))
+        return {name: tuple(rules) for name, rules in found.items()}
 
     def _state(self, step: Step, port: str, sender: str) -> int:
         """Of the mask, for packets that have a key."""

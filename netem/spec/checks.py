@@ -76,6 +76,7 @@ def _check_transports(spec: Scenario, source: Source) -> None:
     if isinstance(spec.workload, Command):
         if spec.transports:
             raise source.error(("transports",), "programs bring their own; compare settings with workload.variants")
+        _check_command_events(spec, source)
         if spec.capture.rounds == "bursts":
             raise source.error(("capture", "rounds"), "packets of a command do not say their round; allowed: all, none")
         return
@@ -83,6 +84,18 @@ def _check_transports(spec: Scenario, source: Source) -> None:
         given = source.root.child("transports") is not None
         missing = "is empty; name at least one, such as mlt: {fixed: 0.8%}" if given else "is required"
         raise source.error(("transports",), missing)
+
+
+def _check_command_events(spec: Scenario, source: Source) -> None:
+    work = spec.workload
+    for index, event in enumerate(spec.events):
+        at = ("events", index)
+        if not spec.topology.ranks:
+            raise source.error(at, "needs a topology with a server and workers")
+        if event.phase is not None or event.replay is not None:
+            raise source.error(at, "packets and programs of a command know no phases and no recorded masks")
+        if not event.by_time and isinstance(work, Command) and work.iterations is None:
+            raise source.error(at, "needs workload.iterations: programs that report their rounds and ask at gates")
 
 
 def _check_workload(spec: Scenario, source: Source) -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-from netem.spec.command import Command
 from netem.spec.effects import flows, link_ends
 from netem.spec.events import WHAT, WHEN, Event
 from netem.spec.expand import matching
@@ -60,7 +59,6 @@ def check_events(spec: Scenario, source: Source) -> None:
     for index, event in enumerate(spec.events):
         at: Path_ = ("events", index)
         _check_when(event, source, at)
-        _check_command(event, spec, source, at)
         _check_what(event, spec, source, at)
         _check_time(event, source, at)
         _check_iterations(event, spec, source, at)
@@ -88,21 +86,6 @@ def _check_when(event: Event, source: Source, at: Path_) -> None:
     if event.random is not None and event.random.per_iteration is not None:
         for key in _given(event, ("from", "until")):
             raise source.error((*at, key), "does not go with arrivals per iteration")
-
-
-def _check_command(event: Event, spec: Scenario, source: Source, at: Path_) -> None:
-    """Programs are hit by loss, at a time."""
-    if not isinstance(spec.workload, Command):
-        return
-    when = event.when
-    if when not in ("at", "trace"):
-        raise source.error(
-            (*at, when), "is for trainings and replays; programs (kind: command) are hit by `at` or `trace`"
-        )
-    if event.shapes:
-        raise source.error(
-            at, "rate, delay and queue change in trainings and replays; programs (kind: command) get loss"
-        )
 
 
 def _hint(when: str, key: str) -> str:

@@ -125,9 +125,10 @@ def timeline_lines(spec: Scenario, seed: int) -> list[str]:
         lines.append(f"... and {len(steps) - MAX_CHANGES} more changes by round, up to round {steps[-1].round}")
     for phase, effect in phase_effects(spec):
         lines.append(f"in rounds that are {phase}: {state_words(effect.bursts, effect.shifts)}")
-    if isinstance(spec.workload, Command):
-        return lines  # its own plan has the times
     lines += _span_lines(list(itertools.islice(spans(spec, seed), MAX_CHANGES + 1)))
+    if isinstance(spec.workload, Command):
+        timed = any(event.by_time for event in spec.events)
+        return [*lines, "times are seconds since the programs run"] if timed else lines
     if is_dynamic(spec):
         lines.append("times are seconds since the first round is let go; the ranks ask before every round")
     elif asked := gates(spec, seed):

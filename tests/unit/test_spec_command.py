@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -98,9 +99,10 @@ def test_the_resolved_form_loads_again() -> None:
 
 
 def test_events_become_steps_with_the_whole_state() -> None:
-    steps = timed_steps(load_scenario_text(TEXT).spec)
+    steps = list(timed_steps(load_scenario_text(TEXT).spec, 0))
     assert [round(step.at_s, 3) for step in steps] == [2.0, 2.05, 2.1, 2.15]
-    assert [[(b.loss, b.direction, b.match, len(b.workers)) for b in step.bursts] for step in steps] == [
+    states = [[burst for effect in step.effects for burst in effect.bursts] for step in steps]
+    assert [sorted((b.loss, b.direction, b.match, len(b.workers)) for b in state) for state in states] == [
         [(0.3, "up", "data", 3)],
         [(0.3, "up", "data", 3), (0.9, "down", "all", 1)],
         [(0.9, "down", "all", 1)],
@@ -143,6 +145,17 @@ def test_an_error_in_a_program_names_its_line() -> None:
     error = refused(TEXT.replace("{server}", "{srver}"))
     assert error.line == 6
     assert "{srver}" in error.message
+
+
+def test_events_that_go_on_for_ever_are_drawn_as_they_come() -> None:
+    text = TEXT[: TEXT.index("events:")] + "events: [{every: 1 s, for: 250 ms, loss: 5%}]\n"
+    steps = list(islice(timed_steps(load_scenario_text(text).spec, 0), 5))
+    assert [(step.at_s, len(step.effects)) for step in steps] == [(0, 1), (0.25, 0), (1, 1), (1.25, 0), (2, 1)]
+
+
+def test_events_that_programs_know_nothing_of_are_refused() -> None:
+    assert "know no phases" in str(refused(TEXT, "events=[{while: critical, loss: 1%}]"))
+    assert "needs workload.iterations" in str(refused(TEXT, "events=[{iteration: 0..3, loss: 1%}]"))
 
 
 def test_a_burst_by_iteration_needs_programs_that_count_them() -> None:
