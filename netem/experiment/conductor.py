@@ -71,18 +71,11 @@ class Conductor:
         self.lab, self.fabric, self.spec, self.job = lab, fabric, spec, job
         self.folder, self.recorder, self.memory = folder, recorder, memory
         self.gates = gates(spec, job.seed)
-        self._plan()
+        self.executor = Executor(spec, job.seed, fabric, recorder, time.monotonic, first_phase=first_phase(job))
         self.captures: list[tuple[str, Capture]] = []
         self.children: dict[int, Child] = {}
         self.logs: dict[int, BinaryIO] = {}
         self.hosts = {host.rank: host for host in lab.hosts.values() if host.rank is not None}
-        self.askers = len(self.hosts) - 1
-
-    def _plan(self) -> None:
-        job, spec = self.job, self.spec
-        self.executor = Executor(
-            spec, job.seed, self.fabric, self.recorder, time.monotonic, first_phase=first_phase(job)
-        )
 
     def run(self) -> None:
         """Raises RunFailed, and what the links raise when an impairment is not as asked."""
@@ -94,7 +87,7 @@ class Conductor:
         hub = Hub(
             self.folder.descriptor,
             uid=user.uid,
-            workers=self.askers,
+            workers=len(self.hosts) - 1,
             gates=self.gates,
             open_gate=lambda round_: self._open_gate(hub, round_),
             make_socket=self._make_socket,
@@ -103,9 +96,9 @@ class Conductor:
         try:
             self._start_captures()
             self._start(user)
-            with prompt(has_times(self.spec)) as real_time:
+            with prompt(has_times(self.spec)) as self.executor.history.real_time:
                 self._attend(hub)
-            self._attended(real_time)
+            self.executor.finish()
         finally:
             hub.close()
             self._end()
@@ -183,11 +176,6 @@ class Conductor:
             self._set_alarm(hub)
 
         hub.alarm(self.executor.next_s, ring)
-
-    def _attended(self, real_time: bool) -> None:
-        """The job has ended well. `real_time`: the testbed ran before all ordinary programs."""
-        self.executor.history.real_time = real_time
-        self.executor.finish()
 
     def _sink(self, event: Event) -> None:
         self.recorder(event)

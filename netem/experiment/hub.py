@@ -67,7 +67,6 @@ class Hub:
         self.workers, self.gates = workers, gates
         self._open_gate, self._make_socket, self._sink = open_gate, make_socket, sink
         self._waiting: dict[int, list[_Peer]] = {}
-        self._timers: list[tuple[float, Callable[[], None]]] = []
         self._complete: list[int] = []
         self._timer = Timer()
         self._alarm: Callable[[], None] | None = None
@@ -105,10 +104,6 @@ class Hub:
 
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Calls `action` from `step` when the time has come."""
-        self._timers.append((clock() + delay_s, action))
-
     def alarm(self, when_s: float | None, action: Callable[[], None] | None = None) -> None:
         """Calls `action` once from `step`, when `clock` shows this moment; None: never. There is one at a time."""
         self._alarm = action
@@ -116,8 +111,6 @@ class Hub:
 
     def step(self, timeout_s: float) -> None:
         """Handles what is there, waiting at most `timeout_s`. Raises HubError, and what `open_gate` raises."""
-        if self._timers:
-            timeout_s = min(timeout_s, max(0.0, min(at for at, _ in self._timers) - clock()))
         ready = [key.data for key, _ in self._selector.select(timeout_s)]
         if self._timer in ready:
             self._ring()
@@ -128,16 +121,8 @@ class Hub:
                 self._read(data)
             elif data is not self._timer:
                 data()
-        self._run_timers()
         while self._complete:
             self._let_go(self._complete.pop(0))
-
-    def _run_timers(self) -> None:
-        now = clock()
-        due = [timer for timer in self._timers if timer[0] <= now]
-        self._timers = [timer for timer in self._timers if timer[0] > now]
-        for _, action in due:
-            action()
 
     def _ring(self) -> None:
         self._timer.clear()
