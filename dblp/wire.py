@@ -32,6 +32,8 @@ KEY_RANGE = (4, 14)
 """Bytes of the UDP payload that identify one transmission: round, sequence, pass."""
 ROUND_RANGE = (4, 8)
 """Bytes of the UDP payload that hold the round."""
+SEQUENCE_RANGE = (8, 12)
+"""Bytes of the UDP payload that hold the chunk's number."""
 MAX_BODY_BYTES = 1 << 31
 IP_UDP_BYTES = {4: 28, 6: 48}
 ETHERNET_BYTES = 14

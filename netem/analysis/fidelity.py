@@ -15,6 +15,7 @@ from netem.analysis import intervals, oracle
 from netem.analysis.fates import Flow, Keys
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
 from netem.analysis.run import RunData, TransportRun
+from netem.spec.loss import BurstyLoss
 
 MIN_ROUNDS_FOR_PASSES = 5
 MAX_UNREQUESTED = 0.001
@@ -97,7 +98,9 @@ def _loss(
     seen, dropped = sum(c.ratio_seen for c in counts), sum(c.ratio_dropped for c in counts)
     if not seen:
         return Check(name, run.name, run.repeat, False, f"{where}: the link counted no data packet", loss)
-    interval = intervals.clopper_pearson(dropped, seen, false_alarm)
+    # Losses in bursts scatter more than independent ones: as many fewer packets would.
+    scatter = loss.clustering if isinstance(loss, BurstyLoss) else 1.0
+    interval = intervals.clopper_pearson(round(dropped / scatter), max(1, round(seen / scatter)), false_alarm)
     achieved = dropped / seen
     detail = f"{where}: requested {loss:.2%}, achieved {achieved:.2%} ({dropped} of {seen})"
     return Check(name, run.name, run.repeat, loss in interval, detail, loss, achieved, interval.low, interval.high)
@@ -113,15 +116,30 @@ def passes_comparable(run: TransportRun, data: RunData) -> list[tuple[RoundRow, 
     the loss has dropped packets.
     """
     found: list[tuple[RoundRow, oracle.Passes]] = []
-    others = [n for each in _drops(run) for n in each.values()]
-    for row in run.rows if run.stop_and_wait and not any(others) else ():
+    for row in _by_loss_alone(run) if run.stop_and_wait else ():
         loss = row.loss_requested
-        if not row.burst or not loss or row.outcome != "ok" or row.passes is None or row.dropped_socket:
+        if not loss or isinstance(loss, BurstyLoss):  # in bursts, the chunks of a pass are not independent
             continue
         expected = oracle.passes(row.chunks, row.delivered, loss) if row.chunks and row.delivered else None
         if expected is not None:
             found.append((row, expected))
     return found
+
+
+def _by_loss_alone(run: TransportRun) -> list[RoundRow]:
+    """Completed burst rounds in which nothing but the loss took packets away, or brought more."""
+    others = (*run.device_drops.values(), *run.queue_drops.values(), *run.uplink_drops.values())
+    changed = {(c.round, c.worker, c.direction) for c in run.counts if c.corrupted or c.duplicated}
+    return [
+        row
+        for row in (() if any(others) else run.rows)
+        if row.burst
+        and row.loss_requested
+        and row.outcome == "ok"
+        and row.passes is not None
+        and not row.dropped_socket
+        and (row.round, row.worker, row.direction) not in changed
+    ]
 
 
 def _passes(run: TransportRun, rows: Sequence[tuple[RoundRow, oracle.Passes]], false_alarm: float) -> Check:
@@ -177,7 +195,8 @@ def _drops(run: TransportRun) -> tuple[dict[str, int], ...]:
 
 
 def _totals(run: TransportRun) -> Check:
-    """Sent = seen at the link; seen - dropped = delivered + duplicate + late + dropped by the socket.
+    """Sent = seen at the link; seen - dropped - corrupted + duplicated = delivered + duplicate + late + dropped by the
+    socket.
 
     What is missing in front of the link may be drops of an uplink's queue, and behind it of the link's queue or of the
     receiving devices. What queues and devices between switches drop is in front of the link that bursts hit, and behind
@@ -238,6 +257,11 @@ class _Group:
         return sum(count.dropped for count in self.counts)
 
     @property
+    def gained(self) -> int:
+        """Copies that the link made, less the packets that it damaged so that no socket gets them."""
+        return sum(count.duplicated - count.corrupted for count in self.counts)
+
+    @property
     def sent(self) -> int:
         return sum(row.packets_sent or 0 for row in self.rows)
 
@@ -251,7 +275,7 @@ class _Group:
     @property
     def missing(self) -> int:
         """Packets that passed the link and did not arrive; negative: more arrived than passed."""
-        gap = self.seen - self.dropped - self.received
+        gap = self.seen - self.dropped + self.gained - self.received
         return gap if gap < 0 else max(0, gap - self.unread)
 
     def problem(self) -> str:
@@ -357,7 +381,7 @@ def recorded_drop(keys: Keys) -> oracle.DropFn:
 def _mask_exact(run: TransportRun, data: RunData) -> Check:
     """Passes and packets up to the completing chunk are what the loss mask says, to the packet."""
     problems, compared = [], 0
-    for row, _ in passes_comparable(run, data):
+    for row in _by_loss_alone(run):
         loss = row.loss_requested
         if run.order is None or run.mask_seed is None or loss is None or not row.chunks or not row.delivered:
             continue

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from netem.analysis import oracle
 from netem.analysis.records import EpochRow, Event, LinkCount, RoundRow, counts_by_flow
+from netem.spec.loss import BurstyLoss, together
 
 FlowKey = tuple[int, int, str]
 """(round, worker, direction)"""
@@ -96,7 +97,7 @@ class LossPlan:
         asked |= {max(highest, burst.loss) for burst, for_s in covering if for_s is not None}
         if len(asked) != 1:
             return None, True
-        return 1.0 - (1.0 - base) * (1.0 - asked.pop()), bool(covering)
+        return together(base, asked.pop()), bool(covering)
 
 
 @dataclass
@@ -225,6 +226,8 @@ def _goodput(sent: Event, delivered: int | None) -> float | None:
 def _oracle(received: Event, loss: float | None) -> tuple[float | None, float | None]:
     chunks, needed = received.get("chunks"), received.get("need")
     if not chunks or needed is None or loss is None or loss >= 1.0:
+        return None, None
+    if isinstance(loss, BurstyLoss):  # the chunks of a pass are not lost independently
         return None, None
     passes = oracle.passes(chunks, needed, loss)
     return (passes.mean if passes else None), oracle.Packets(needed, loss).mean

@@ -22,7 +22,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from netem.links import mask
+from netem.links import chain, mask
+from netem.spec.loss import BurstyLoss
 
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
@@ -197,6 +198,14 @@ def predict(
 
 
 def mask_drop(seed: int, direction: str, rank: int, round_: int, loss_ratio: float) -> DropFn:
-    """The repeatable loss mask of one flow in one round, for DBLP's key (round, sequence, pass)."""
+    """The repeatable loss mask of one flow in one round, for DBLP's key (round, sequence, pass).
+
+    With a `netem.spec.loss.BurstyLoss` its chain runs along the sequence numbers of each pass.
+    """
     state, limit = mask.port_state(seed, direction, rank), mask.threshold(loss_ratio)
+    if isinstance(loss_ratio, BurstyLoss):
+        bounds = chain.limits(chain.GilbertElliott(*loss_ratio.parameters))
+        return lambda sequence, number: chain.lost(
+            chain.key_base(state, (round_, number << 16)), int(np.max(sequence, initial=-1)) + 1, bounds
+        )[sequence]
     return lambda sequence, number: mask.drops(state, (round_, sequence, number << 16), limit)

@@ -92,6 +92,10 @@ class LinkCount:
     bytes_seen: int = 0
     trials: int | None = None
     hits: int | None = None
+    duplicated: int = 0
+    """Of those that got through, how many did so twice."""
+    corrupted: int = 0
+    """Of those that got through, how many with a wrong checksum: no socket gets them."""
 
     @property
     def ratio_seen(self) -> int:
@@ -169,6 +173,8 @@ def counts_by_flow(counts: Sequence[LinkCount]) -> dict[tuple[int, int, str], Li
                 trials=known.ratio_seen + count.ratio_seen,
                 hits=known.ratio_dropped + count.ratio_dropped,
                 bytes_seen=known.bytes_seen + count.bytes_seen,
+                duplicated=known.duplicated + count.duplicated,
+                corrupted=known.corrupted + count.corrupted,
             )
         table[key] = count
     return table

@@ -22,6 +22,7 @@ from netem.spec import (
     iterations_total,
 )
 from netem.spec.command import line
+from netem.spec.loss import loss_text
 from netem.spec.units import format_rate, format_ratio, format_size, format_time
 from netem.spec.words import event_words
 
@@ -125,7 +126,7 @@ def _shape(shape: LinkShape) -> str:
     if shape.jitter_s:
         parts.append(f"{format_time(shape.jitter_s)} jitter")
     if shape.loss:
-        parts.append(f"{format_ratio(shape.loss)} loss")
+        parts.append(f"{loss_text(shape.loss)} loss")
     if shape.queue is not None:
         packets = shape.queue_packets
         parts.append(f"queue {f'{packets} packets' if packets else format_size(shape.queue_bytes or 0)}")
@@ -225,7 +226,7 @@ def _burst(burst: Burst, spec: Scenario) -> str:
     what = "data packets" if burst.match == "data" else "all packets"
     length = "the whole round" if burst.for_s is None else f"{format_time(burst.for_s)} from its start"
     where = f"iteration {burst.iteration} (epoch {epoch_of(spec, burst.iteration)})"
-    return f"{where}: {format_ratio(burst.loss)} of {what}, {way}, {who}, {length}"
+    return f"{where}: {loss_text(burst.loss)} of {what}, {way}, {who}, {length}"
 
 
 def _capture(spec: Scenario) -> str:

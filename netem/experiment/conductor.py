@@ -20,6 +20,7 @@ from netem.experiment.executor import Executor
 from netem.experiment.fabric import Fabric
 from netem.experiment.folder import RunFolder
 from netem.experiment.hub import SOCKET_NAME, Event, Hub
+from netem.experiment.preload import preload
 from netem.experiment.prepare import DOWN_PORTS, PORT, TCP_PORT, UP_PORTS, Job, first_phase
 from netem.experiment.record import Recorder
 from netem.kernel.capture import Capture
@@ -29,6 +30,7 @@ from netem.kernel.process import Child
 from netem.kernel.user import User
 from netem.lab import Lab
 from netem.spec import Scenario, gates, is_dynamic, windows
+from netem.spec.arming import preloaded
 from netem.spec.timeline import has_times
 
 POLL_S = 0.25
@@ -70,7 +72,8 @@ class Conductor:
     ) -> None:
         self.lab, self.fabric, self.spec, self.job = lab, fabric, spec, job
         self.folder, self.recorder, self.memory = folder, recorder, memory
-        self.gates = gates(spec, job.seed)
+        self.preloaded = preloaded(spec, keyed=job.key is not None, repeatable=fabric.choice.loss_engine == "bpf")
+        self.gates = () if self.preloaded else gates(spec, job.seed)
         self.executor = Executor(spec, job.seed, fabric, recorder, time.monotonic, first_phase=first_phase(job))
         self.captures: list[tuple[str, Capture]] = []
         self.children: dict[int, Child] = {}
@@ -83,6 +86,8 @@ class Conductor:
         if self.fabric.recorded:
             lost = sum(len(keys) for keys in self.fabric.mask.values())
             self.recorder({"event": "mask", "flows": len(self.fabric.mask), "transmissions": lost})
+        if self.preloaded:
+            self.recorder(preload(self.fabric, self.spec, self.job.seed))
         user = self.folder.user
         hub = Hub(
             self.folder.descriptor,

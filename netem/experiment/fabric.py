@@ -12,7 +12,7 @@ from netem.analysis.records import LinkCount
 from netem.experiment.passages import Passage
 from netem.experiment.prepare import Job
 from netem.experiment.tally import Counted, Tally, by_known_rounds
-from netem.experiment.wiring import Wiring
+from netem.experiment.wiring import Wiring, chain_of
 from netem.kernel.netns import open_netlink
 from netem.kernel.veth import tx_dropped
 from netem.lab import Lab, PortPlace
@@ -30,7 +30,8 @@ def rules_for(
 ) -> tuple[LossRule, ...]:
     """The loss rules of one port: `ranks` are the workers whose packets pass it in this direction.
 
-    Of several bursts on the same packets the highest loss holds. Going down all workers' packets have one source, but
+    Of several bursts on the same packets the one with the highest mean loss holds, of equal ones the first, and the
+    highest shares of duplicates and of damage. Going down all workers' packets have one source, but
     each passes a port of its own.
     """
     rules: dict[int, LossRule] = {}
@@ -40,12 +41,17 @@ def rules_for(
                 continue
             known = rules.get(rank)
             match: Match = "all" if "all" in (burst.match, known.match if known else "") else "data"
-            loss = max(burst.loss, known.loss_ratio if known else 0.0)
+            loss, twice, corrupt = burst.loss, burst.duplicate, burst.corrupt
+            chain = chain_of(loss)
+            if known is not None:
+                twice, corrupt = max(twice, known.duplicate_ratio), max(corrupt, known.corrupt_ratio)
+                if known.loss_ratio >= loss:
+                    loss, chain = known.loss_ratio, known.chain
             state = mask.port_state(seed, direction, rank)
             first, last = step.window(index)
             if known is not None:
                 first, last = min(first, known.first), max(last, known.last)
-            rules[rank] = LossRule(sources[rank], state, loss, match, first, last)
+            rules[rank] = LossRule(sources[rank], state, float(loss), match, first, last, chain, twice, corrupt)
     return tuple(rules.values())
 
 
@@ -100,7 +106,7 @@ class Fabric:
 
     def install(self, job: Job) -> None:
         """Steady state of every port for a job; counters start at zero."""
-        self.seed = job.config.seed
+        self.seed = self.wiring.seed = job.config.seed
         for name, rank in self.spec.topology.ranks.items():
             flow = job.flow("down" if rank else "up")
             self.ports[name].install(self.wiring.down(name), flow, job.key, self._sources(rank))
@@ -220,7 +226,8 @@ class Fabric:
                     worker = by_address.get(counter.source)
                 if counter.kind == "data" and worker:  # netem may not know the sender: then the books do not close
                     key = ("down" if rank else "up", worker, counter.index)
-                    found[key] = Tally.of(counter.seen, counter.dropped, counter.bytes_seen)
+                    both = Tally.of(counter.seen, counter.dropped, counter.bytes_seen)
+                    found[key] = both._replace(duplicated=counter.duplicated, corrupted=counter.corrupted)
         for name, recorded in self.recorded.items():
             rank = self.spec.topology.ranks[name]
             for hit in recorded.hits():

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from functools import reduce
 
 from netem.lab.plan import routes_of
 from netem.lab.routing import METHOD
 from netem.spec import LinkShape, Topology
+from netem.spec.loss import together
 
 Flow = tuple[str, int]
 """(direction, worker's rank)"""
@@ -77,8 +78,8 @@ def base_loss(topology: Topology) -> dict[tuple[int, str], float]:
     names = {rank: name for name, rank in topology.ranks.items()}
     for (direction, rank), places in passages(topology).of_flow.items():
         last = topology.link_of(topology.server if direction == "up" else names[rank]).down
-        lost = 1 - prod(1 - shape.loss for shape in (*(place.shape for place in places), last))
-        if any(shape.loss for shape in (*(place.shape for place in places), last)):
+        lost = reduce(together, (shape.loss for shape in (*(place.shape for place in places), last)))
+        if lost:
             found[rank, direction] = lost
     return found
 

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from netem.experiment.hub import Event
 from netem.experiment.prepare import Job
+from netem.spec.loss import loss_of, loss_text
 
 
 class Display:
@@ -54,6 +55,9 @@ class Display:
             self.say(
                 f"{event['at']}: planned for {event['planned_s']:g} s, but the job ended at {event['ended_s']:g} s"
             )
+        elif kind == "preloaded":
+            took = f"in place after {event['took_s'] * 1e3:.1f} ms"
+            self.say(f"{event['rules']} rules for all rounds with bursts, {took}; no gates")
         elif kind == "epoch" and event["worker"] == 1 and self._job is not None:
             value = event.get("value")
             shown = "" if value is None else f", {event['metric']} {value:.1%}"
@@ -66,7 +70,8 @@ class Display:
         where = f"iteration {event['planned_round']}" if planned_s is None else f"{planned_s:g} s"
         took = f"in place after {event['took_s'] * 1e3:.1f} ms"
         for burst in event["bursts"]:
-            self.say(f"burst of {burst['loss']:.0%} loss ({burst['direction']}, {burst['match']}) at {where}, {took}")
+            loss = loss_text(loss_of(burst["loss"]))
+            self.say(f"burst of {loss} loss ({burst['direction']}, {burst['match']}) at {where}, {took}")
         for shift in event.get("shifts", ()):
             self.say(f"{shift['link']} changed at {where}, {took}")
         if not event["bursts"] and not event.get("shifts"):

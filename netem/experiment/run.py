@@ -30,6 +30,7 @@ from netem.experiment.fabric import Fabric
 from netem.experiment.folder import RunFolder, machine
 from netem.experiment.hub import HubError
 from netem.experiment.passages import routing_facts
+from netem.experiment.preload import check_engine
 from netem.experiment.prepare import Job, check, gradient_bytes, make_jobs
 from netem.experiment.progress import Display
 from netem.experiment.record import Recorder
@@ -120,6 +121,7 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
     mask = recorded_mask(loaded)
     choice = choose(spec.link.backend, spec.link.loss_engine, needs_delay(spec), probe(options.state_dir))
     check_recorded(mask, spec, choice)
+    check_engine(spec, choice)
     with RunFolder(options.out, spec, spec.seed, user) as folder:
         return _run_in(folder, loaded, options, choice, mask, console)
 

@@ -14,6 +14,7 @@ class Tally(NamedTuple):
 
     trials, hits: what is left of both without the packets that queues between these links took: the share
         hits / trials is that of the losses alone.
+    duplicated, corrupted: of what got through, by the last link.
     """
 
     seen: int = 0
@@ -21,6 +22,8 @@ class Tally(NamedTuple):
     bytes_seen: int = 0
     trials: int = 0
     hits: int = 0
+    duplicated: int = 0
+    corrupted: int = 0
 
     @classmethod
     def of(cls, seen: int, dropped: int, bytes_seen: int) -> Tally:
@@ -34,11 +37,11 @@ class Tally(NamedTuple):
         is taken of as many packets as had to enter it for the others to see what they saw.
         """
         if not self.seen:
-            return Tally.of(seen, dropped, bytes_seen)
+            return Tally.of(seen, dropped, bytes_seen)._replace(duplicated=self.duplicated, corrupted=self.corrupted)
         kept = seen - dropped
         trials = round(self.trials * seen / kept) if kept else seen
         hits = self.hits + trials - self.trials
-        return Tally(seen, dropped + self.dropped, bytes_seen, trials, hits)
+        return Tally(seen, dropped + self.dropped, bytes_seen, trials, hits, self.duplicated, self.corrupted)
 
     def plus(self, other: Tally) -> Tally:
         return Tally(*(a + b for a, b in zip(self, other, strict=True)))

@@ -8,12 +8,15 @@ from typing import Literal
 
 from netem.experiment.passages import Passage, passages
 from netem.lab import Lab
+from netem.links import mask
 from netem.links.base import Flow, Key, Port, Shape
 from netem.links.bpf import BpfPort, Hook, LossFilter
+from netem.links.chain import GilbertElliott
 from netem.links.choose import BackendChoice
 from netem.links.netem import NetemPort
 from netem.spec import LinkShape, Shift, Topology
 from netem.spec.effects import LinkEnd
+from netem.spec.loss import BurstyLoss
 
 STANDING_RATE_BPS = 32 * 10**9
 """Of a link direction without a rate that is to get one for a while: a limiter cannot come and go, what waits in it
@@ -27,11 +30,17 @@ def shape_of(shape: LinkShape, loss_at: str = "before_rate") -> Shape:
         delay_us=shape.delay_us,
         jitter_us=shape.jitter_us,
         rate_bps=None if shape.rate_bps is None else round(shape.rate_bps),
-        loss_ratio=shape.loss,
+        loss_ratio=0.0 if isinstance(shape.loss, BurstyLoss) else shape.loss,
+        chain=chain_of(shape.loss),
         limit_packets=shape.queue_packets,
         queue_bytes=shape.queue_bytes,
         loss_at="after_rate" if loss_at == "after_rate" else "before_rate",
     )
+
+
+def chain_of(loss: float) -> GilbertElliott | None:
+    """The chain of a loss in bursts, in the terms of the links."""
+    return GilbertElliott(*loss.parameters) if isinstance(loss, BurstyLoss) else None
 
 
 Place = tuple[str, str]
@@ -48,6 +57,8 @@ class Wiring:
     loss_at: str = "before_rate"
     shifted: frozenset[LinkEnd] = frozenset()
     """Link directions whose rate, delay or queue will change."""
+    seed: int = 0
+    """Of the chains of steady losses in bursts."""
     ports: dict[str, Port] = field(default_factory=dict)
     """Towards the hosts that have a rank: bursts are made here."""
     side_ports: dict[str, Port] = field(default_factory=dict)
@@ -74,11 +85,17 @@ class Wiring:
 
     def down(self, name: str) -> Shape:
         """From the switch to a host."""
-        return self._standing(name, "down", shape_of(self.topology.link_of(name).down, self.loss_at))
+        shape = self._standing(name, "down", shape_of(self.topology.link_of(name).down, self.loss_at))
+        state = self._chain_state("down", list(self.topology.hosts).index(name))
+        return replace(shape, chain_state=state) if shape.chain is not None else shape
+
+    def _chain_state(self, way: str, number: int) -> int:
+        """Of a steady loss in bursts: another than those of the bursts at the same port."""
+        return mask.mix(mask.port_state(self.seed, way, number))
 
     def up(self, name: str) -> Shape:
         """From a host to the switch, without the loss, which is made behind it."""
-        return replace(self._standing(name, "up", shape_of(self.topology.link_of(name).up)), loss_ratio=0.0)
+        return replace(self._standing(name, "up", shape_of(self.topology.link_of(name).up)), loss_ratio=0.0, chain=None)
 
     def _standing(self, name: str, way: Literal["up", "down"], shape: Shape) -> Shape:
         if (name, way) not in self.shifted or shape.rate_bps is not None:
@@ -109,12 +126,14 @@ class Wiring:
 
     def install_losses(self, flows: Mapping[str, Flow], key: Key | None) -> None:
         """Steady loss in front of the last link, counted as `flows` (by direction) and `key` say, from zero."""
-        for passage in self.passages.all:
+        for number, passage in enumerate(self.passages.all, len(self.topology.hosts)):
             loss = self.losses.get((passage.here, passage.there))
             if loss is not None:
-                flow = flows.get(passage.direction or "")
+                flow, ratio = flows.get(passage.direction or ""), passage.shape.loss
                 loss.by = "destination" if flow and passage.direction == "down" else "source"
-                loss.install(flow, key if flow else None, self.addresses, passage.shape.loss)
+                chain = chain_of(ratio)
+                state = self._chain_state(passage.direction or "up", number)
+                loss.install(flow, key if flow else None, self.addresses, 0.0 if chain else float(ratio), chain, state)
 
     def _port(self, label: str, netns: str, ifname: str, receiver: tuple[str, str] | None = None) -> Port:
         mtu = self.topology.mtu
@@ -138,12 +157,12 @@ class Wiring:
         queued = shape.limit_packets or shape.queue_bytes
         if shape.delay_us or shape.jitter_us or shape.rate_bps or shifted or (queued and not passage.from_host):
             port = self._port(passage.name, *end)
-            port.install(self.up(here) if shifted else replace(shape, loss_ratio=0.0), None, None, ())
+            port.install(self.up(here) if shifted else replace(shape, loss_ratio=0.0, chain=None), None, None, ())
             if passage.from_host:
                 self.uplinks[here] = port
             else:
                 self.trunks[here, there] = port
-        if shape.loss_ratio:
+        if shape.loss_ratio or shape.chain:
             hook: Hook = "ingress" if passage.from_host else "egress"
             self.losses[here, there] = LossFilter(place.netns, place.ifname, hook)
 

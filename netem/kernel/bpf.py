@@ -21,7 +21,7 @@ from typing import Self
 from netem.kernel.errors import KernelError
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
-_MAP_CREATE, _LOOKUP, _UPDATE, _NEXT_KEY, _PROG_LOAD = 0, 1, 2, 4, 5
+_MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD = 0, 1, 2, 3, 4, 5
 _TEST_RUN, _PROG_BY_ID, _MAP_BY_ID, _INFO_BY_FD, _RAW_TRACEPOINT, _LOOKUP_BATCH = 10, 13, 14, 15, 17, 24
 _MAPS_MAX = 64  # of one program (MAX_USED_MAPS)
 
@@ -198,6 +198,13 @@ class Map(_Owned):
             return None
         _checked(result, f"read the BPF map {self.name}")
         return self._value.raw
+
+    def delete(self, key: bytes) -> None:
+        """Remove one element; one that is not there is removed already."""
+        self._set_key(key)
+        result = _bpf(_DELETE, _Element(self.fd, ctypes.addressof(self._key)))
+        if result != -errno.ENOENT:
+            _checked(result, f"remove from the BPF map {self.name}")
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """All elements, in batches where the kernel can (Linux 5.6), else one by one."""

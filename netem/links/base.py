@@ -9,11 +9,16 @@ tests).
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
+from netem.links.chain import GilbertElliott
+
 INDEX_MAX = 2**32 - 1
+WINDOWS_MAX = 1 << 14
+"""Rounds of one sender that may have a rule of their own at the same time."""
 
 Match = Literal["data", "all"]
 Kind = Literal["data", "other"]
@@ -60,11 +65,13 @@ class Key:
     """Where a data packet's identity lies in its UDP payload: half-open byte ranges, hashed in this order.
 
     `index` is the half-open range of the 4-byte big-endian number that counters are kept by (for DBLP the
-    round).
+    round), `place` that of the number along which a chain of losses runs (for DBLP the sequence number): one of
+    the key's 32-bit words, as a whole.
     """
 
     ranges: tuple[tuple[int, int], ...]
     index: tuple[int, int] | None = None
+    place: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.ranges:
@@ -74,6 +81,18 @@ class Key:
                 raise ValueError(f"byte range {start}..{stop}: expected 0 <= start < stop")
         if self.index is not None and self.index[1] - self.index[0] != 4:
             raise ValueError(f"index range {self.index}: expected four bytes")
+        if self.place is not None and self.place_word is None:
+            raise ValueError(f"place {self.place}: expected the four bytes of one of the key's words")
+
+    @property
+    def place_word(self) -> int | None:
+        """Which of the key's words is the place, counted from 0."""
+        if self.place is None:
+            return None
+        key = [at for start, stop in self.ranges for at in range(start, stop)]
+        wanted = list(range(*self.place))
+        words = [key[at : at + 4] for at in range(0, len(key), 4)]
+        return words.index(wanted) if len(wanted) == 4 and wanted in words else None
 
     @property
     def payload_bytes(self) -> int:
@@ -86,8 +105,10 @@ class Shape:
     """The steady state of a port. `queue_bytes` sizes the rate limiter's queue, `limit_packets` netem's.
 
     `loss_ratio` is the link's base loss: constant, random, whatever the packet, for all known senders. (A
-    base loss that a seed repeats is a `LossRule`.) `loss_at` says whether packets are lost before they take
-    up room in the rate limiter's queue, or after it.
+    base loss that a seed repeats is a `LossRule`.) `chain` is a base loss in bursts instead: the port has one chain,
+    which every packet of a known sender advances that no rule has lost, and `chain_state` (`mask.port_state`) says
+    what it does. `loss_at` says whether packets are lost before they take up room in the rate limiter's queue, or
+    after it.
     """
 
     delay_us: int = 0
@@ -95,6 +116,8 @@ class Shape:
     rate_bps: int | None = None
     loss_ratio: float = 0.0
     limit_packets: int | None = None
+    chain: GilbertElliott | None = None
+    chain_state: int = 0
     queue_bytes: int | None = None
     loss_at: Literal["before_rate", "after_rate"] = "before_rate"
 
@@ -103,6 +126,8 @@ class Shape:
             raise ValueError(f"delay {self.delay_us} us, jitter {self.jitter_us} us: expected >= 0")
         if not 0.0 <= self.loss_ratio <= 1.0:
             raise ValueError(f"loss ratio {self.loss_ratio}: expected 0..1")
+        if self.chain is not None and self.loss_ratio:
+            raise ValueError("a base loss is either a ratio or a chain")
         for name in ("rate_bps", "limit_packets", "queue_bytes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -114,8 +139,16 @@ class LossRule:
     """Loss for the packets of one sender. `state` is `mask.port_state(...)`.
 
     `first..last` is an inclusive window of the index field: only data packets inside it are subject to the
-    loss. It counts where the key has an index and `match` is "data". With `match` "all" the sender's other
-    packets (control connections, ICMP) are lost as well, by a random process that no seed repeats.
+    loss. It counts where the key has an index and `match` is "data". A sender may have several rules with windows
+    that do not overlap. With `match` "all" the sender's other packets (control connections, ICMP) are lost as well,
+    by a random process that no seed repeats.
+
+    With `chain` losses come in bursts, and `loss_ratio` is the chain's mean. The chain runs
+    along the key's `place`; where there is none, along the sender's data packets of one index as they arrive at the
+    port. Other packets under `match` "all" are lost independently at the mean.
+
+    `duplicate_ratio`, `corrupt_ratio`: share of the data packets that get through twice or with a wrong checksum, as
+    repeatable as the loss; not with `all`. A copy is always intact.
     """
 
     source: str
@@ -124,17 +157,38 @@ class LossRule:
     match: Match = "data"
     first: int = 0
     last: int = INDEX_MAX
+    chain: GilbertElliott | None = None
+    duplicate_ratio: float = 0.0
+    corrupt_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         ipaddress.IPv4Address(self.source)
         if not 0 <= self.state < 2**64:
             raise ValueError(f"state {self.state}: expected 0..2**64-1")
-        if not 0.0 <= self.loss_ratio <= 1.0:
-            raise ValueError(f"loss ratio {self.loss_ratio}: expected 0..1")
+        for name in ("loss_ratio", "duplicate_ratio", "corrupt_ratio"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name.replace('_', ' ')} {getattr(self, name)}: expected 0..1")
         if self.match not in ("data", "all"):
             raise ValueError(f"match {self.match!r}: expected data or all")
         if not 0 <= self.first <= self.last <= INDEX_MAX:
             raise ValueError(f"index window {self.first}..{self.last}: expected 0 <= first <= last < 2**32")
+
+
+def check_windows(by_source: Mapping[str, Sequence[LossRule]], *, keyed: bool) -> None:
+    """LinkError where rules of one sender hit the same packets. `keyed`: packets say their index."""
+    for source, rules in by_source.items():
+        if len(rules) < 2:
+            continue
+        if not keyed or any(rule.match == "all" for rule in rules):
+            raise LinkError(
+                f"two rules for one sender, {source}: only rules for data packets of different rounds may be"
+            )
+        windows = sorted((rule.first, rule.last) for rule in rules)
+        for (_, end), (start, _) in pairwise(windows):
+            if start <= end:
+                raise LinkError(f"two rules for one sender, {source}: both for round {start}")
+        if sum(last - first + 1 for first, last in windows) > WINDOWS_MAX:
+            raise LinkError(f"rules for more than {WINDOWS_MAX} rounds of one sender, {source}")
 
 
 @dataclass(frozen=True)
@@ -151,6 +205,10 @@ class Counter:
     dropped: int
     bytes_seen: int
     kind: Kind = "data"
+    duplicated: int = 0
+    """How many of those that got through did so twice."""
+    corrupted: int = 0
+    """How many of those that got through did so damaged: the receiver's kernel throws them away."""
 
 
 @dataclass(frozen=True)

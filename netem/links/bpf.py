@@ -7,19 +7,18 @@ which has to be named and have GRO off: GRO comes before the program, and what i
 one.
 
 Changing the loss is one write for each sender plus one that switches all of them together; nothing is
-detached or reinstalled, and counters go on.
+detached or reinstalled, and counters go on. A sender may have a rule for each of many rounds at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import ipaddress
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from ctypes import c_uint32, c_uint64
+from ctypes import c_uint32
 from typing import Literal
 
 import numpy as np
@@ -30,7 +29,9 @@ from netem.kernel import bpf, offload, qdisc, veth
 from netem.kernel.errors import KernelError, attempting
 from netem.kernel.netns import open_netlink
 from netem.links import mask, program
+from netem.links import program_layout as layout
 from netem.links.base import (
+    WINDOWS_MAX,
     Counter,
     Flow,
     Key,
@@ -40,7 +41,11 @@ from netem.links.base import (
     PortHealth,
     Shape,
     UnsupportedFeature,
+    check_windows,
 )
+from netem.links.chain import GilbertElliott
+from netem.links.program_decide import Chained
+from netem.links.program_records import COUNTER, Control, Rule
 
 Hook = Literal["egress", "ingress"]
 
@@ -50,21 +55,8 @@ _NAME = "dblp_loss"
 _NO_DELAY = "eBPF cannot hold packets back; use link backend netem on a kernel with sch_netem"
 _QUEUE_BYTES = 1 << 20
 _QUEUE_PACKETS = 20_000
+_BUCKET_MS = 4
 _KINDS: tuple[Kind, Kind] = ("data", "other")
-_COUNTER = np.dtype(
-    [("source", ">u4"), ("index", "u4"), ("kind", "u4"), ("seen", "u8"), ("dropped", "u8"), ("bytes", "u8")]
-)
-
-
-class _Control(ctypes.Structure):
-    _fields_ = (("bank", c_uint64), ("label", c_uint64), ("base_threshold", c_uint64))
-
-
-class _Rule(ctypes.Structure):
-    _fields_ = (
-        ("state", c_uint64), ("threshold", c_uint64), ("first", c_uint32), ("last", c_uint32),
-        ("flags", c_uint32), ("unused", c_uint32),
-    )  # fmt: skip
 
 
 class LossFilter:
@@ -92,24 +84,34 @@ class LossFilter:
         self._owned: ExitStack | None = None
         self._adopted = False
         self._sources: dict[str, bytes] = {}
-        self._control = _Control()
+        self._control = Control()
 
-    def install(self, flow: Flow | None, key: Key | None, sources: Sequence[str], base_ratio: float = 0.0) -> None:
+    def install(
+        self,
+        flow: Flow | None,
+        key: Key | None,
+        sources: Sequence[str],
+        base_ratio: float = 0.0,
+        chain: GilbertElliott | None = None,
+        chain_state: int = 0,
+    ) -> None:
         """Load a program for this flow and key and attach it, replacing an earlier one in place.
 
-        Counters start at zero, without loss but for the base loss.
+        Counters start at zero, without loss but for the base loss: a ratio or a chain (`Shape`).
         """
-        text = program.loss_program(flow, key, self.by)
+        base = Rule.of(chain_state, base_ratio, chain)
         with self._lock, ExitStack() as stack:
             self._flow, self._key = flow, key
             self._sources = {source: ipaddress.IPv4Address(source).packed for source in sources}
-            self._control = _Control(0, 0, mask.threshold(base_ratio))
+            self._control = Control(0, 0, base)
+            self._windows: dict[int, list[bytes]] = {0: [], 1: []}
             self._make_maps(stack)
+            for number, (source, packed) in enumerate(self._sources.items()):
+                self._write("sources", packed, bytes(c_uint32(number)), f"sender {source}")
             self._write_rules(0, {})
             self._write_control()
-            loaded = stack.enter_context(
-                bpf.Program(_NAME, text.assemble({name: each.fd for name, each in self._maps.items()}))
-            )
+            self._chained: Chained = {"base"} if chain is not None else frozenset()
+            loaded = stack.enter_context(self._load(self._chained))
             self._attach(loaded)
             self._release()
             self._owned, self._adopted = stack.pop_all(), False
@@ -130,10 +132,30 @@ class LossFilter:
             self._owned, self._adopted = stack.pop_all(), True
         return True
 
+    def _load(self, chained: Chained) -> bpf.Program:
+        ingress = self.place[2] == "ingress"
+        text = program.loss_program(self._flow, self._key, self.by, ingress=ingress, chained=chained)
+        return bpf.Program(_NAME, text.assemble({name: each.fd for name, each in self._maps.items()}))
+
+    def _learn_chains(self) -> None:
+        """The first time that a rule has a chain: a program that knows them, over the same maps."""
+        if self._owned is None or "rules" in self._chained:
+            return
+        chained: Chained = {*self._chained, "rules"}
+        with ExitStack() as stack:
+            loaded = stack.enter_context(self._load(chained))
+            self._attach(loaded)
+            stack.pop_all()
+        self.program.close()
+        self._owned.push(loaded)
+        self.program, self._chained = loaded, chained
+
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         """Replace all rules: write the bank that is not in use, read it back, switch."""
         with self._lock:
             by_source = self._checked(rules)
+            if any(rule.chain is not None for rule in rules):
+                self._learn_chains()
             bank = 1 - self._control.bank
             self._write_rules(bank, by_source)
             self._control.bank = bank
@@ -153,20 +175,20 @@ class LossFilter:
         with self._lock:
             self._require_installed()
             raw = b"".join(key + value for key, value in self._maps["counters"].items())
-        rows = np.frombuffer(raw, _COUNTER)
+        rows = np.frombuffer(raw, COUNTER)
         rows = rows[np.lexsort((rows["kind"], rows["index"], rows["source"]))]
         names = {int.from_bytes(packed, "big"): source for source, packed in self._sources.items()}
         return [
-            Counter(names[source], index, seen, dropped, size, _KINDS[kind])
-            for source, index, kind, seen, dropped, size in rows.tolist()
+            Counter(names[source], index, seen, dropped, size, _KINDS[kind], duplicated, corrupted)
+            for source, index, kind, seen, dropped, size, _, duplicated, corrupted in rows.tolist()
         ]
 
     def events(self) -> dict[str, int]:
-        """Counts of what makes numbers doubtful, by `program.EVENTS`."""
+        """Counts of what makes numbers doubtful, by `layout.EVENTS`."""
         with self._lock:
             self._require_installed()
-            raw = self._maps["events"].lookup(bytes(4)) or bytes(program.EVENTS_BYTES)
-        return dict(zip(program.EVENTS, np.frombuffer(raw, "u8").tolist(), strict=True))
+            raw = self._maps["events"].lookup(bytes(4)) or bytes(layout.EVENTS_BYTES)
+        return dict(zip(layout.EVENTS, np.frombuffer(raw, "u8").tolist(), strict=False))
 
     def close(self) -> None:
         """Detach the program. The interface or its namespace may be gone already."""
@@ -188,37 +210,70 @@ class LossFilter:
         senders = max(1, len(self._sources))
         counters = self._entries or min(1 << 20, 2 * 16_384 * senders)
         maps = (
-            bpf.Map("control", bpf.ARRAY, 4, program.CONTROL_BYTES, 1),
-            bpf.Map("rules", bpf.HASH, program.RULE_KEY_BYTES, program.RULE_BYTES, 2 * senders),
-            bpf.Map("counters", bpf.HASH, program.COUNTER_KEY_BYTES, program.COUNTER_BYTES, counters, bpf.NO_PREALLOC),
-            bpf.Map("events", bpf.ARRAY, 4, program.EVENTS_BYTES, 1),
+            bpf.Map("control", bpf.ARRAY, 4, layout.CONTROL_BYTES, 1),
+            bpf.Map("sources", bpf.HASH, 4, 4, senders),
+            bpf.Map("rules", bpf.ARRAY, 4, layout.RULE_BYTES, 2 * senders),
+            bpf.Map(
+                "windows",
+                bpf.HASH,
+                layout.WINDOW_KEY_BYTES,
+                layout.RULE_BYTES,
+                2 * WINDOWS_MAX * senders,
+                bpf.NO_PREALLOC,
+            ),
+            bpf.Map("counters", bpf.HASH, layout.COUNTER_KEY_BYTES, layout.COUNTER_BYTES, counters, bpf.NO_PREALLOC),
+            bpf.Map("events", bpf.ARRAY, 4, layout.EVENTS_BYTES, 1),
         )
         self._maps = {each.name: stack.enter_context(each) for each in maps}
 
-    def _checked(self, rules: Sequence[LossRule]) -> dict[str, LossRule]:
+    def _checked(self, rules: Sequence[LossRule]) -> dict[str, list[LossRule]]:
+        """Rules by sender. Raises LinkError."""
         self._require_installed()
-        by_source = {rule.source: rule for rule in rules}
-        if len(by_source) != len(rules):
-            raise LinkError(f"loss at {self._where()}: two rules for one sender")
+        by_source: dict[str, list[LossRule]] = {}
+        for rule in rules:
+            by_source.setdefault(rule.source, []).append(rule)
         unknown = by_source.keys() - self._sources.keys()
         if unknown:
             raise LinkError(f"loss at {self._where()}: no such sender {', '.join(sorted(unknown))}")
         if self._flow is None and any(rule.match == "data" for rule in rules):
             raise LinkError(f"loss at {self._where()}: match data, but no data flow is installed")
+        more = [rule for rule in rules if rule.duplicate_ratio or rule.corrupt_ratio]
+        if any(rule.match == "all" or self._key is None for rule in more):
+            raise LinkError(f"loss at {self._where()}: only data packets with a key can be duplicated or corrupted")
+        try:
+            check_windows(by_source, keyed=self._key is not None and self._key.index is not None)
+        except LinkError as error:
+            raise LinkError(f"loss at {self._where()}: {error}") from error
         return by_source
 
-    def _write_rules(self, bank: int, by_source: dict[str, LossRule]) -> None:
-        for source, packed in self._sources.items():
-            value = bytes(self._rule(by_source.get(source)))
-            self._write("rules", packed + bytes(c_uint32(bank)), value, f"loss of {source}")
+    def _write_rules(self, bank: int, by_source: dict[str, list[LossRule]]) -> None:
+        for key in self._windows[bank]:
+            with _translated(f"remove a rule at {self._where()}"):
+                self._maps["windows"].delete(key)
+        self._windows[bank] = []
+        for number, source in enumerate(self._sources):
+            rules = by_source.get(source, [])
+            if len(rules) > 1:
+                self._write_windows(bank, source, rules)
+                only = Rule.of(0, 0.0, None, flags=layout.BY_INDEX)
+            else:
+                only = self._rule(rules[0]) if rules else Rule.of(0, 0.0, None)
+            self._write("rules", bytes(c_uint32(2 * number + bank)), bytes(only), f"loss of {source}")
 
-    def _rule(self, rule: LossRule | None) -> _Rule:
-        if rule is None:
-            return _Rule(0, 0, 0, mask.U32, 0, 0)
+    def _write_windows(self, bank: int, source: str, rules: Sequence[LossRule]) -> None:
+        """One element for each index: the program finds it with one look-up, however many there are."""
+        for rule in rules:
+            value = bytes(self._rule(rule))
+            for index in range(rule.first, rule.last + 1):
+                key = self._sources[source] + bytes(c_uint32(index)) + bytes(c_uint32(bank))
+                self._write("windows", key, value, f"loss of {source} in round {index}")
+                self._windows[bank].append(key)
+
+    def _rule(self, rule: LossRule) -> Rule:
         windowed = rule.match == "data" and self._key is not None and self._key.index is not None
-        first, last = (rule.first, rule.last) if windowed else (0, mask.U32)
-        flags = program.MATCH_ALL if rule.match == "all" else 0
-        return _Rule(rule.state, mask.threshold(rule.loss_ratio), first, last, flags, 0)
+        window = (rule.first, rule.last) if windowed else (0, mask.U32)
+        flags = layout.MATCH_ALL if rule.match == "all" else 0
+        return Rule.of(rule.state, rule.loss_ratio, rule.chain, window, flags, rule.duplicate_ratio, rule.corrupt_ratio)
 
     def _write_control(self) -> None:
         self._write("control", bytes(4), bytes(self._control), "switch rules")
@@ -304,7 +359,7 @@ class BpfPort:
             self._loss = None
         if self._loss is None:
             self._loss = LossFilter(*place, counter_entries=self._entries)
-        self._loss.install(flow, key, sources, shape.loss_ratio)
+        self._loss.install(flow, key, sources, shape.loss_ratio, shape.chain, shape.chain_state)
 
     def adopt(self, shape: Shape, sources: Sequence[str]) -> None:
         """See `Port.adopt`. The loss program is replaced in any case, which takes no moment without one."""
@@ -394,7 +449,7 @@ def rate_tree(shape: Shape, mtu: int) -> qdisc.Tree:
     if shape.rate_bps is None:
         return (qdisc.Pfifo(qdisc.handle(1), qdisc.ROOT, shape.limit_packets or _QUEUE_PACKETS),)
     queue = shape.queue_bytes or (shape.limit_packets or 0) * (mtu + 14) or _QUEUE_BYTES
-    burst = qdisc.burst_bytes(shape.rate_bps, mtu, shape.queue_bytes)
+    burst = bucket_bytes(shape.rate_bps, mtu, queue, shape.queue_bytes)
     try:
         return (qdisc.Tbf(qdisc.handle(1), qdisc.ROOT, shape.rate_bps, burst, queue),)
     except ValueError as error:
@@ -418,6 +473,17 @@ def _attached(netns: str | None, ifname: str, hook: Hook) -> int | None:
             if name.startswith(f"{_NAME}:"):
                 return int(name.partition(":")[2])
     return None
+
+
+def bucket_bytes(rate_bps: int, mtu: int, queue_bytes: int, asked_bytes: int | None = None) -> int:
+    """tbf's bucket: 4 ms at the rate, but at most a quarter of the queue, and at least 1 ms and four frames
+    (less for a short queue that was asked for: `qdisc.burst_bytes`).
+
+    A link that has been idle sends that much at once. A timer that comes later than the bucket is deep loses the
+    rest for good: on busy cores they come up to some milliseconds late.
+    """
+    wanted = min(rate_bps * _BUCKET_MS // 8000, queue_bytes // 4)
+    return max(qdisc.burst_bytes(rate_bps, mtu, asked_bytes), wanted)
 
 
 def _add_clsact(netlink: IPRoute, index: int) -> None:

@@ -10,8 +10,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from netem.links import mask
-from netem.links.base import Counter, Flow, Key, Kind, LinkError, LossRule, PortHealth, Shape
+from netem.links import chain, mask
+from netem.links.base import Counter, Flow, Key, Kind, LinkError, LossRule, PortHealth, Shape, check_windows
+from netem.links.chain import GilbertElliott
 
 
 class FakePort:
@@ -33,7 +34,9 @@ class FakePort:
         self._reset()
 
     def _reset(self) -> None:
-        self._rules: dict[str, LossRule] = {}
+        self._rules: dict[str, list[LossRule]] = {}
+        self._places: dict[tuple[str, int], int] = {}
+        self._base_place = 0
         self._label = 0
         self._short = 0
         self._counts: dict[tuple[str, int, Kind], list[int]] = {}
@@ -48,20 +51,22 @@ class FakePort:
         self.shape, self.flow, self.key, self._sources = shape, None, None, tuple(sources)
 
     def set_loss(self, rules: Sequence[LossRule]) -> None:
-        by_source = {rule.source: rule for rule in rules}
-        if len(by_source) != len(rules):
-            raise LinkError(f"loss at {self.name}: two rules for one sender")
+        by_source: dict[str, list[LossRule]] = {}
+        for rule in rules:
+            by_source.setdefault(rule.source, []).append(rule)
         unknown = by_source.keys() - set(self._installed())
         if unknown:
             raise LinkError(f"loss at {self.name}: no such sender {', '.join(sorted(unknown))}")
         if self.flow is None and any(rule.match == "data" for rule in rules):
             raise LinkError(f"loss at {self.name}: match data, but no data flow is installed")
+        check_windows(by_source, keyed=self.key is not None and self.key.index is not None)
         self._rules = by_source
         self.history.append(tuple(rules))
 
     def set_shape(self, shape: Shape) -> None:
         self._installed()
-        self.shape = replace(shape, loss_ratio=self.shape.loss_ratio)
+        kept = {"loss_ratio": self.shape.loss_ratio, "chain": self.shape.chain, "chain_state": self.shape.chain_state}
+        self.shape = replace(shape, **kept)  # type: ignore[arg-type]
         self.shapes.append(self.shape)
 
     def set_label(self, index: int) -> None:
@@ -82,23 +87,45 @@ class FakePort:
                 kind = "other"
             elif self.key.index is not None:
                 index = int.from_bytes(payload[slice(*self.key.index)], "big")
-        dropped = self._lost(source, kind, index, words) or self._chance(self.shape.loss_ratio)
-        counts = self._counts.setdefault((source, index, kind), [0, 0, 0])
-        counts[0] += 1
-        counts[1] += dropped
-        counts[2] += len(payload)
+        rule = self._rule(source, kind, index)
+        dropped = self._lost(rule, kind, index, words) or self._base_lost()
+        twice, corrupt = (False, False) if rule is None or words is None or dropped else _what_else(rule, words)
+        counts = self._counts.setdefault((source, index, kind), [0, 0, 0, 0, 0])
+        for at, more in enumerate((1, dropped, len(payload), twice, corrupt)):
+            counts[at] += more
         return not dropped
 
-    def _lost(self, source: str, kind: Kind, index: int, words: tuple[int, ...] | None) -> bool:
-        rule = self._rules.get(source)
-        if rule is None or (kind == "other" and rule.match == "data"):
+    def _rule(self, source: str, kind: Kind, index: int) -> LossRule | None:
+        """The one for this packet."""
+        windowed = self.key is not None and self.key.index is not None
+        for rule in self._rules.get(source, ()):
+            if rule.match == "all" or (kind == "data" and (not windowed or rule.first <= index <= rule.last)):
+                return rule
+        return None
+
+    def _lost(self, rule: LossRule | None, kind: Kind, index: int, words: tuple[int, ...] | None) -> bool:
+        if rule is None:
             return False
+        if kind == "data" and rule.chain is not None:
+            return self._lost_in_chain(rule, rule.chain, index, words)
         if kind == "other" or words is None:
             return self._chance(rule.loss_ratio)
-        windowed = self.key is not None and self.key.index is not None and rule.match == "data"
-        if windowed and not rule.first <= index <= rule.last:
-            return False
         return mask.drops_scalar(rule.state, words, mask.threshold(rule.loss_ratio))
+
+    def _lost_in_chain(self, rule: LossRule, one: GilbertElliott, index: int, words: tuple[int, ...] | None) -> bool:
+        along = self.key.place_word if self.key is not None else None
+        if words is not None and along is not None:
+            others = [word for n, word in enumerate(words) if n != along]
+            return chain.lost_scalar(chain.key_base(rule.state, others), words[along], chain.limits(one))
+        place = self._places.get((rule.source, index), 0)
+        self._places[rule.source, index] = place + 1
+        return chain.lost_scalar(chain.arrival_base(rule.state, index), place, chain.limits(one))
+
+    def _base_lost(self) -> bool:
+        if self.shape.chain is None:
+            return self._chance(self.shape.loss_ratio)
+        self._base_place += 1
+        return chain.lost_scalar(self.shape.chain_state, self._base_place - 1, chain.limits(self.shape.chain))
 
     def _chance(self, ratio: float) -> bool:
         return self._random.getrandbits(32) < mask.threshold(ratio)
@@ -106,8 +133,8 @@ class FakePort:
     def counters(self) -> list[Counter]:
         self._installed()
         return [
-            Counter(source, index, seen, dropped, size, kind)
-            for (source, index, kind), (seen, dropped, size) in sorted(self._counts.items())
+            Counter(source, index, seen, dropped, size, kind, twice, corrupt)
+            for (source, index, kind), (seen, dropped, size, twice, corrupt) in sorted(self._counts.items())
         ]
 
     def health(self) -> PortHealth:
@@ -121,3 +148,10 @@ class FakePort:
         if self._sources is None or self.closed:
             raise LinkError(f"port {self.name}: nothing is installed")
         return self._sources
+
+
+def _what_else(rule: LossRule, words: tuple[int, ...]) -> tuple[bool, bool]:
+    """Whether a packet gets through twice, and whether damaged."""
+    key = mask.hash_scalar(rule.state, words)
+    twice = key & mask.U32 < mask.threshold(rule.duplicate_ratio)
+    return twice, mask.mix(key) >> 32 < mask.threshold(rule.corrupt_ratio)

@@ -72,9 +72,26 @@ def key_words(payload: bytes | memoryview, ranges: Sequence[tuple[int, int]]) ->
 
 def drops_scalar(state: int, words: Sequence[int], limit: int) -> bool:
     """Whether the packet with these key words is dropped; `limit` comes from `threshold`. The reference."""
+    return hash_scalar(state, words) >> 32 < limit
+
+
+def hash_scalar(state: int, words: Sequence[int]) -> int:
+    """The key's hash: the upper 32 bits decide about loss, the lower about a second copy, its `mix` about damage."""
     for word in words:
         state = mix(state ^ word)
-    return state >> 32 < limit
+    return state
+
+
+def duplicates(state: int, words: Sequence[Word], limit: int) -> npt.NDArray[np.bool_]:
+    """Whether packets that are not dropped get through twice; arguments as of `drops`."""
+    return np.asarray((hashes(state, words) & np.uint64(U32)) < np.uint64(limit), dtype=np.bool_)
+
+
+def corrupts(state: int, words: Sequence[Word], limit: int) -> npt.NDArray[np.bool_]:
+    """Whether packets that are not dropped arrive damaged; arguments as of `drops`."""
+    with np.errstate(over="ignore"):
+        draws = mix_array(hashes(state, words))
+    return np.asarray((draws >> np.uint64(32)) < np.uint64(limit), dtype=np.bool_)
 
 
 def drops(state: int, words: Sequence[Word], limit: int) -> npt.NDArray[np.bool_]:
@@ -83,14 +100,20 @@ def drops(state: int, words: Sequence[Word], limit: int) -> npt.NDArray[np.bool_
     `state` comes from `port_state`, `limit` from `threshold`. For DBLP the words are round, sequence and
     pass << 16.
     """
+    return np.asarray((hashes(state, words) >> np.uint64(32)) < np.uint64(limit), dtype=np.bool_)
+
+
+def hashes(state: int, words: Sequence[Word]) -> npt.NDArray[np.uint64]:
+    """`hash_scalar` over arrays."""
     s: npt.NDArray[np.uint64] = np.asarray(state, dtype=np.uint64)
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant; 0-d arrays would warn
         for word in words:
-            s = _mix_array(s ^ np.asarray(word).astype(np.uint64))
-        return np.asarray((s >> np.uint64(32)) < np.uint64(limit), dtype=np.bool_)
+            s = mix_array(s ^ np.asarray(word).astype(np.uint64))
+    return s
 
 
-def _mix_array(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix_array(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`mix` of each number."""
     x = x + np.uint64(GAMMA)
     x = (x ^ (x >> np.uint64(SHIFT_1))) * np.uint64(MULTIPLY_1)
     x = (x ^ (x >> np.uint64(SHIFT_2))) * np.uint64(MULTIPLY_2)

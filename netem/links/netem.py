@@ -140,11 +140,15 @@ class NetemPort:
 
     def install(self, shape: Shape, flow: Flow | None, key: Key | None, sources: Sequence[str]) -> None:
         if self._classifier is not None:
-            loss_only = Shape(loss_ratio=shape.loss_ratio, loss_at=shape.loss_at)
+            loss_only = Shape(
+                loss_ratio=shape.loss_ratio, chain=shape.chain, chain_state=shape.chain_state, loss_at=shape.loss_at
+            )
             self._classifier.install(loss_only, flow, key, sources)
         elif shape.rate_bps is not None and shape.loss_at == "after_rate":
             have = ("loss_engine: bpf",)
             raise UnsupportedFeature("loss_at: after_rate", have, "netem loses packets before the rate")
+        elif shape.chain is not None:
+            raise UnsupportedFeature("a link's loss in bursts", ("bpf", "loss_engine: bpf"))
         self._shape, self._flow, self._key, self._sources = shape, flow, key, tuple(dict.fromkeys(sources))
         with self._kernel("install") as ipr:
             self._ifindex, self._mtu = _find(ipr, self._ifname)
@@ -174,6 +178,8 @@ class NetemPort:
         if self._classifier is not None:
             self._classifier.set_loss(rules)
             return
+        if any(rule.chain is not None or rule.duplicate_ratio or rule.corrupt_ratio for rule in rules):
+            raise UnsupportedFeature("loss in bursts, duplicates and damage of a burst", ("bpf", "loss_engine: bpf"))
         steering = self._steer(rules)
         wanted = tree(self._shape, self._mtu, self._losses(steering))
         with self._kernel("set the loss") as ipr:

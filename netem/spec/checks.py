@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from netem.spec.arming import NEED, obstacle
 from netem.spec.command import Command
 from netem.spec.command_file import check_command
 from netem.spec.expand import matching
@@ -68,6 +69,7 @@ def check_scenario(spec: Scenario, source: Source) -> None:
             raise source.error(("transports", name), message)
         _check_transport(transport, spec, source, ("transports", name))
     _check_bursts(spec, source)
+    _check_arming(spec, source)
     if spec.capture.rounds != "none" and not spec.capture.at:
         raise source.error(("capture", "at"), "names no host; write at: [server], or rounds: none")
 
@@ -182,6 +184,18 @@ def _check_bursts(spec: Scenario, source: Source) -> None:
                     f"(iteration {burst.iteration}, direction {burst.direction}, match {burst.match})"
                 )
                 raise source.error(("bursts", index), message)
+
+
+def _check_arming(spec: Scenario, source: Source) -> None:
+    if spec.link.arm != "preloaded":
+        return
+    for name, transport in spec.transports.items():
+        if transport.reliable:
+            raise source.error(("link", "arm"), f"{NEED}; a packet of {name} does not say its round: write arm: auto")
+    problem = obstacle(spec)
+    if problem is not None:
+        path, why = problem
+        raise source.error(("link", "arm"), f"{NEED}; {'.'.join(map(str, path))} cannot be loaded: {why}")
 
 
 def _overlap(one: Burst, other: Burst) -> bool:

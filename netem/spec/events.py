@@ -33,6 +33,7 @@ from netem.spec.fields import (
     refuse,
     shown,
 )
+from netem.spec.loss import Loss
 from netem.spec.ranges import Ranges, range_text, read_ranges
 from netem.spec.topology import QueueField
 from netem.spec.units import (
@@ -299,7 +300,7 @@ class Event(Spec):
     until_s: Annotated[PositiveTime | None, Field(alias="until")] = None
     """every, random: the last moment; None: the end of the run."""
 
-    loss: Ratio | None = None
+    loss: Loss | None = None
     rate_bps: Annotated[Rate | None, Field(alias="rate")] = None
     delay_s: Annotated[Delay | None, Field(alias="delay")] = None
     queue: QueueField | None = None

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo,
 from netem.spec.command import Command
 from netem.spec.events import Event
 from netem.spec.fields import Name, PositiveTime, Ratio, Snap, Spec, Time, did_you_mean, from_file, refuse, shown
+from netem.spec.loss import Loss
 from netem.spec.ranges import range_text, read_ranges
 from netem.spec.topology import Topology
 from netem.spec.units import parse_rate_bps, parse_time_s
@@ -168,8 +169,12 @@ class Burst(Spec):
 
     iteration: Annotated[int, Field(ge=0)]
     """0-based."""
-    loss: Ratio
-    """Share of the matching packets dropped, 0..1."""
+    loss: Loss
+    """Share of the matching packets dropped, 0..1: each by itself, or in bursts by a Gilbert-Elliott chain."""
+    duplicate: Ratio = 0.0
+    """Share of the packets that get through twice, 0..1."""
+    corrupt: Ratio = 0.0
+    """Share of the packets that arrive with a wrong checksum, 0..1."""
     direction: Direction = "up"
     match: Literal["data", "all"] = "data"
     """`data`: the data packets of the transport under test; `all`: control and everything else too."""
@@ -205,6 +210,9 @@ class LinkSettings(Spec):
     """bpf: the repeatable mask, also beside netem's delay and rate."""
     loss_at: Literal["before_rate", "after_rate"] = "before_rate"
     """Whether a lost packet costs time on a link with a rate: after_rate, it does."""
+    arm: Literal["gate", "preloaded", "auto"] = "gate"
+    """When bursts are put in place. gate: before their rounds, while all workers wait; preloaded: all before the run,
+    as rules that name their rounds; auto: preloaded where that is possible."""
 
 
 class Deadlines(Spec):

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
-from netem.spec.fields import Delay, Name, Rate, Ratio, Spec, from_file, refuse
+from netem.spec.fields import Delay, Name, Rate, Spec, from_file, refuse
+from netem.spec.loss import Loss
 from netem.spec.units import SIZE, UnitError, format_size, parse_size_bytes
 
 MAX_WORKERS = 64
@@ -73,8 +74,8 @@ class LinkShape(Spec):
     """Spread of the delay, in seconds. Without a rate it reorders packets: see Link.reorder."""
     rate_bps: Annotated[Rate | None, Field(alias="rate")] = None
     """Bits per second; None: as fast as the machine."""
-    loss: Ratio = 0.0
-    """Share of packets dropped, 0..1."""
+    loss: Loss = 0.0
+    """Share of packets dropped, 0..1: each by itself, or in bursts by a Gilbert-Elliott chain."""
     queue: QueueField | None = None
     """None: sized by the link backend."""
 

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from netem.spec.command import Command
 from netem.spec.effects import Shift, link_ends
 from netem.spec.events import Event
+from netem.spec.loss import loss_text
 from netem.spec.ranges import ranges_words
 from netem.spec.scenario import Burst, Scenario
 from netem.spec.timeline import Span, Step, gates, is_dynamic, phase_effects, spans, timeline
 from netem.spec.topology import Queue, Topology
-from netem.spec.units import format_rate, format_ratio, format_size, format_time
+from netem.spec.units import format_rate, format_size, format_time
 
 MAX_CHANGES = 12
 """Lines of each part of a timeline."""
@@ -61,7 +62,7 @@ def _what(event: Event) -> str:
     if event.down:
         parts.append("cut")
     if event.loss is not None:
-        parts.append(f"{format_ratio(event.loss)} of {packets(event.match)} lost")
+        parts.append(f"{loss_text(event.loss)} of {packets(event.match)} lost")
     parts += _properties(event.rate_bps, event.delay_s, event.queue)
     if event.ramp is not None:
         steps = f" in {event.ramp.steps} steps" if event.ramp.over_s is not None else ", a step an iteration"
@@ -106,7 +107,7 @@ def _where(event: Event, topology: Topology) -> str:
 def state_words(bursts: Iterable[Burst], shifts: Iterable[Shift]) -> str:
     """What is in force: every loss and every changed link."""
     parts = [
-        f"{b.loss:.0%} {b.direction}, {b.match}, {b.workers if b.workers == 'all' else ', '.join(b.workers)}"
+        f"{loss_text(b.loss)} {b.direction}, {b.match}, {b.workers if b.workers == 'all' else ', '.join(b.workers)}"
         for b in bursts
     ]
     by_text: dict[str, list[str]] = {}

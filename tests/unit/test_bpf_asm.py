@@ -82,7 +82,7 @@ def test_mistakes_are_errors() -> None:
         Assembler().load_constant(R0, 2**64)
 
 
-MAPS = {"control": 3, "rules": 4, "counters": 5, "events": 6}
+MAPS = {"control": 3, "rules": 4, "counters": 5, "events": 6, "sources": 7, "windows": 8}
 
 
 def test_loss_program_is_a_function_of_flow_and_key() -> None:
