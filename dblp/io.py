@@ -75,6 +75,22 @@ def path_rtt_s(sock: socket.socket) -> float | None:
     return microseconds / 1e6 if 0 < microseconds < 0xFFFFFFFF else None
 
 
+def runqueue_s() -> float | None:
+    """Seconds that the calling thread was ready to run and waited for a core, so far (proc(5), schedstat); None where
+    the kernel does not say."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            return int(file.read(96).split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def since(before_s: float | None) -> float | None:
+    """How much `runqueue_s` has grown."""
+    now_s = runqueue_s()
+    return None if now_s is None or before_s is None else now_s - before_s
+
+
 def receive_window(sock: socket.socket) -> int:
     """How many datagrams the receive buffer surely holds."""
     return max(8, sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // BUFFER_BYTES_PER_DATAGRAM)

@@ -12,7 +12,7 @@ from dblp.config import Config
 from dblp.datagrams import DataSocket, PacketBuffer
 from dblp.dtypes import WireArray
 from dblp.errors import RoundTimeout
-from dblp.io import clock, path_rtt_s
+from dblp.io import clock, path_rtt_s, runqueue_s, since
 from dblp.receiver import Receiver, ReceiverState
 from dblp.sender import Sender
 from dblp.wire import IP_UDP_BYTES, Bitmap, Frame, Probe, Stop
@@ -33,6 +33,8 @@ class Sent:
     bytes: int = 0
     began_s: float = 0.0
     ended_s: float = 0.0
+    runqueue_s: float | None = None
+    """Of that time, how long the sender's thread waited for a core; None: not known."""
 
     @property
     def latency_s(self) -> float:
@@ -69,12 +71,14 @@ def send_round(link: Link, machine: Sender, packets: PacketBuffer, deadline: flo
 
     Nothing is raised at the deadline, also where the network takes no more data: it ends this round, not the run.
     """
+    waited_s = runqueue_s()
     sent = Sent(began_s=clock())
     try:
         _send_until_stopped(link, machine, packets, deadline, sent)
     except RoundTimeout:
         machine.abort()
     sent.ended_s = clock()
+    sent.runqueue_s = since(waited_s)
     link.rtt_s = machine.rtt_s
     return sent
 
@@ -138,6 +142,7 @@ class ReceiveLoop:
 
     Attributes:
         told: the stop that the sender has been told, or None.
+        runqueue_s: how long this thread waited for a core since the first chunk; None: not known.
     """
 
     def __init__(self, link: Link, machine: Receiver, values: WireArray, watch: Watch, *, quiet: bool = False) -> None:
@@ -146,16 +151,20 @@ class ReceiveLoop:
         self.data = _data(link)
         self.first_at: float | None = None
         self.told: Stop | None = None
+        self.runqueue_s: float | None = None
         self._answered = -1
 
     def run(self, deadline: Deadline) -> None:
         """Until complete, over, or given up at the deadline: it raises nothing then, the machine says so."""
         self.link.replay()
         frames = chunks = True
+        waited_s = None
         while not self.machine.finished and not self.watch.over:
             busy = chunks and self._drain()
             if not self.machine.finished:  # the stop goes out first: it is the answer to every probe
                 busy = (frames and self._frames(deadline)) or busy
+            if waited_s is None and self.first_at is not None:
+                waited_s = runqueue_s()
             if busy and (self.first_at is not None or self.watch.begun or self._answered >= 0):
                 deadline.begin()
             if clock() >= deadline.at():
@@ -164,6 +173,7 @@ class ReceiveLoop:
                 frames, chunks = self._rest(deadline)
         if self.watch.over or (self.quiet and self.machine.state is ReceiverState.GIVEN_UP and not deadline.begun):
             return
+        self.runqueue_s = since(waited_s)
         self.told = self.machine.stop()
         self.link.finish(self.told, clock() + deadline.limit_s)
 

@@ -62,6 +62,7 @@ def report_sent(
         passes=machine.passes,
         packets_at_need=machine.packets_at(stop) if stop is not None and complete else None,
         latency_s=sent.latency_s,
+        runqueue_s=sent.runqueue_s,
         wait_s=wait_s,
         outcome="ok" if complete else "deadline",
         rtt_s=machine.rtt_s,

@@ -124,13 +124,14 @@ class BoundedServer:
         machine = Receiver(round_, UP, self.layout.chunks, goal, self.required)
         deadline = SharedDeadline(self.server.rounds, round_, limits.step_s, limits.round_s)
         begin = Begin(round_, deadline)
-        ReceiveLoop(self.link, machine, self.values, begin).run(deadline)
+        loop = ReceiveLoop(self.link, machine, self.values, begin)
+        loop.run(deadline)
         await_start(self.link, begin, deadline)
         if begin.other is not None:
             return begin.other
         self.values[~machine.received] = 0  # older rounds' values
         outcome = "ok" if machine.state is ReceiverState.COMPLETE else "deadline"
-        self._report(machine, goal, decision.phase, decision.tolerance, outcome)
+        self._report(loop, goal, decision.phase, decision.tolerance, outcome)
         unusable = begin.start is None or begin.left
         return Uplink(start_of(begin), self.values, machine.received, outcome, unusable)
 
@@ -154,16 +155,17 @@ class BoundedServer:
             pass
         self._report_late()
 
-    def _report(self, machine: Receiver, goal: int, phase: str, tolerance: float, outcome: str) -> None:
+    def _report(self, loop: ReceiveLoop, goal: int, phase: str, tolerance: float, outcome: str) -> None:
         data = self.link.data
         assert data is not None
         drops = socket_drops(data.sock)
         report_received(
             self.server.events,
-            machine,
+            loop.machine,
             worker=self.rank,
             direction="up",
             need=goal,
+            runqueue_s=loop.runqueue_s,
             phase=phase,
             tolerance=tolerance,
             outcome=outcome,

@@ -109,7 +109,7 @@ class BoundedWorker:
         if loop.told is not None:
             self.link.stand_by(loop.told)
             outcome = "ok" if loop.told.outcome == 0 else "deadline"
-            self._report_received(machine, goal, worker.decision.phase, tolerance, outcome)
+            self._report_received(loop, goal, worker.decision.phase, tolerance, outcome)
         if ending.end is not None:
             return ending.end
         if loop.told is not None and (loop.told.outcome == 0 or profile.on_deadline == "accept"):
@@ -134,16 +134,17 @@ class BoundedWorker:
             pass
         report_late(self.worker.events, self.link.data.counts.other_round, self.worker.rank, "down")
 
-    def _report_received(self, machine: Receiver, goal: int, phase: str, tolerance: float, outcome: str) -> None:
+    def _report_received(self, loop: ReceiveLoop, goal: int, phase: str, tolerance: float, outcome: str) -> None:
         data = self.link.data
         assert data is not None
         drops = socket_drops(data.sock)
         report_received(
             self.worker.events,
-            machine,
+            loop.machine,
             worker=self.worker.rank,
             direction="down",
             need=goal,
+            runqueue_s=loop.runqueue_s,
             phase=phase,
             tolerance=tolerance,
             outcome=outcome,

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from netem.analysis import intervals, oracle
+from netem.analysis import load as load_
 from netem.analysis.fates import Flow, Keys
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
 from netem.analysis.run import RunData, TransportRun
@@ -313,6 +314,22 @@ def _groups(run: TransportRun, flow: tuple[int, str]) -> list[_Group]:
             for row in ok
         ]
     return [_Group(worker, direction, "the run", rows, counts, unread)] if len(ok) == len(rows) else []
+
+
+def _machine(run: TransportRun) -> Check:
+    """Latencies are the network's: neither the transport nor the kernel waited long for a core."""
+    bursts = [row for row in run.rows if row.burst]
+    share, load = load_.runqueue_share(bursts), run.load
+    parts = ["no burst rounds to judge" if not bursts else "waiting for a core is not known"]
+    if share is not None:
+        parts = [f"waiting for a core was {share:.1%} of burst latency (allowed {load_.MAX_RUNQUEUE:.0%})"]
+    if load is not None:
+        parts.append(
+            f"{load.steal:.1%} of the processor time stolen, the kernel's backlog dropped {load.backlog_dropped}"
+        )
+    bad = (share or 0.0) > load_.MAX_RUNQUEUE
+    bad |= load is not None and (load.steal > load_.MAX_STEAL or load.backlog_dropped > 0)
+    return Check("machine", run.name, run.repeat, not bad, "; ".join(parts))
 
 
 def _doubts(run: TransportRun) -> Check:

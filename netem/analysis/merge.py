@@ -202,7 +202,12 @@ def _row(
         oracle_passes=oracle_passes,
         oracle_packets=oracle_packets,
         loss_requested=loss,
+        runqueue_s=_longest(sent.get("runqueue_s"), received.get("runqueue_s")),
     )
+
+
+def _longest(*waits_s: float | None) -> float | None:
+    return max((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
 
 def _outcome(sent: Event, received: Event) -> str:

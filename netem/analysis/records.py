@@ -24,7 +24,8 @@ class RoundRow:
     `latency_s` is the sender's clock from the first send to the stop it read, without the gate. `passes` is
     what the receiver saw. `packets_at_need` ends with the packet that completed the round, `packets_sent`
     includes what was in flight after it. `wait_s` is gate and stragglers. `oracle_*` are means. `loss_requested` is
-    None where it changed within the round.
+    None where it changed within the round. `runqueue_s`: how long the sender's or the receiver's
+    thread, whichever it was longer, was ready to run and waited for a core.
     """
 
     transport: str
@@ -55,6 +56,7 @@ class RoundRow:
     oracle_passes: float | None
     oracle_packets: float | None
     loss_requested: float | None
+    runqueue_s: float | None = None
 
 
 @dataclass(frozen=True)

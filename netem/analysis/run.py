@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from netem.analysis.load import Load
 from netem.analysis.merge import LossPlan
 from netem.analysis.oracle import IntArray
 from netem.analysis.recorded import Mask
@@ -35,6 +36,7 @@ class TransportRun:
             are made; of the devices, it is in device_drops too.
         doubts: what makes the links' decisions and counts doubtful (`netem.links.base.PortHealth`), summed over ports.
         recorded: transmissions that a recorded mask loses.
+        load: what the whole machine was busy with meanwhile (`netem.analysis.load.Load`), where it is known.
         order: the send order, where the exact course of a round is to be checked.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
     """
@@ -57,6 +59,7 @@ class TransportRun:
     trunk_drops: dict[str, int] = field(default_factory=dict)
     doubts: dict[str, int] = field(default_factory=dict)
     recorded: Mask = field(default_factory=dict)
+    load: Load | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from netem.analysis.load import Snapshot, between, snapshot
 from netem.analysis.merge import LossPlan, merge_epochs, merge_rounds
 from netem.analysis.records import LinkCount
 from netem.analysis.run import TransportRun
@@ -32,6 +33,8 @@ class Recorder:
     lost_workers: set[int] = field(default_factory=set)
     failures: dict[int, str] = field(default_factory=dict)
     """Last words of ranks that failed, by rank, in the order in which they came."""
+    before: Snapshot | None = field(default_factory=snapshot)
+    """The machine's load when the job began."""
 
     def __call__(self, event: Event) -> None:
         stamped = {
@@ -126,6 +129,7 @@ class Recorder:
             reliable_broadcast=job.reliable_broadcast,
             stop_and_wait=job.stop_and_wait,
             mask_seed=job.config.seed if repeatable and job.key is not None else None,
+            load=between(self.before, snapshot()),
             order=None if job.spec.reliable else job.order(),
             facts={**facts(job), "phases": phases, "saturated": saturated(self.events), **timing(history)},
         )

@@ -16,7 +16,7 @@ from tests.unit.analysis_data import FakeBurst, faithful_run, flow_events, plan
 ROUND_COLUMNS = (
     "transport repeat round iteration bucket epoch worker direction phase tolerance chunks delivered passes "
     "packets_sent packets_at_need bytes_sent latency_s wait_s goodput_bps outcome burst dropped_link "
-    "dropped_socket late duplicate oracle_passes oracle_packets loss_requested"
+    "dropped_socket late duplicate oracle_passes oracle_packets loss_requested runqueue_s"
 )
 EPOCH_COLUMNS = "transport repeat epoch worker train_loss metric value wall_s replica_divergence"
 
