@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from netem.analysis import expect, intervals
+from netem.analysis import congestion, expect, intervals
 from netem.analysis.fidelity import MAX_UNREQUESTED, Check, Fidelity, Statistical
+from netem.analysis.queues import BurstReport, QueueReport
 from netem.analysis.run import CaptureCount
 from netem.analysis.stats import latency
 
@@ -94,6 +95,8 @@ class CommandRun:
     drops: dict[str, dict[str, int]] = field(default_factory=dict)
     doubts: dict[str, int] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
+    microbursts: tuple[BurstReport, ...] = ()
+    queues: tuple[QueueReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ def fidelity(data: CommandData) -> Fidelity:
     checks = [one(each) for one in statistical]
     for run in data.runs:
         checks += [_quiet(run), _reached(run), _unrequested(run), _doubts(run)]
+        checks += [Check(name, run.name, run.repeat, ok, detail) for name, ok, detail in congestion.checks(run)]
     return Fidelity(all(c.ok for c in checks), intervals.FALSE_ALARM_RUN, len(statistical), tuple(checks))
 
 
@@ -221,6 +225,7 @@ def _variant(runs: Sequence[CommandRun]) -> dict[str, Any]:
         "link": _link(runs),
         "ports": _ports(runs),
         "bursts": [burst for run in runs for burst in _bursts(run)],
+        **congestion.summary(runs),
     }
 
 
@@ -297,6 +302,7 @@ def _values(commands: dict[str, Any], checked: Fidelity) -> dict[str, expect.Val
                 values[f"{name}.{group}.{key}"] = None if whole is None else float(whole[key])
         for key, value in found["link"].items():
             values[f"{name}.link.{key}"] = None if value is None else float(value)
+        values |= {f"{name}.{key}": value for key, value in congestion.values(found["queues"]).items()}
         values[f"{name}.bursts.loss"] = tuple(one["loss"] for one in found["bursts"] if one["loss"] is not None)
         values[f"{name}.bursts.seen"] = tuple(float(one["seen"]) for one in found["bursts"])
     return values

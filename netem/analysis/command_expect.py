@@ -15,6 +15,7 @@ NAMES: dict[str, Kind] = {
     **{f"link.{name}": "number" for name in ("seen", "dropped", "loss", "bytes", "queue_dropped", "device_dropped")},
     "bursts.loss": "numbers",
     "bursts.seen": "numbers",
+    **{name: kind for name, kind in expect.NAMES.items() if name.startswith("queue.")},
 }
 """What a variant offers, over all its repeats; times in seconds, `wall` that of the longest."""
 
@@ -26,23 +27,26 @@ def check_all(
     *,
     reports: bool,
     bursts: bool,
+    queues: bool = False,
 ) -> None:
     """Raises what `error(path, message)` makes of the first that no run of these variants can give a value.
 
-    reports: whether the programs report rounds; bursts: whether the scenario has any.
+    reports: whether the programs report rounds; bursts, queues: whether the scenario has any, records any.
     """
     known = {f"{variant}.{name}": kind for variant in variants for name, kind in NAMES.items()}
     for index, text in enumerate(texts):
         try:
             for name in expect.names_in(text, known | expect.GLOBAL_NAMES):
-                _check_name(name, reports, bursts)
+                _check_name(name, reports, bursts, queues)
         except ExpectError as problem:
             raise error(("expect", index), str(problem)) from problem
 
 
-def _check_name(name: str, reports: bool, bursts: bool) -> None:
+def _check_name(name: str, reports: bool, bursts: bool, queues: bool) -> None:
     result = name.partition(".")[2]
     if result.startswith(("rounds.", "latency.", "clean_latency.", "burst_latency.")) and not reports:
         raise ExpectError(f"{name} has no value: the programs report no rounds (workload.iterations)")
+    if result.startswith("queue.") and not queues:
+        raise ExpectError(f"{name} has no value: no queue is recorded (microbursts, or queues: ...)")
     if result.startswith(("bursts.", "burst_latency.")) and not bursts:
         raise ExpectError(f"{name} has no value: the scenario has no bursts")

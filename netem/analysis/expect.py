@@ -36,6 +36,7 @@ NAMES: dict[str, Kind] = {
     "rounds.count": "number",
     "rounds.ok": "number",
     "replicas.identical": "truth",
+    **{f"queue.{name}": "number" for name in ("drops", "drops_data", "drops_in_burst", "peak", "sojourn_max")},
 }
 """What a transport offers. Times in seconds, ratios as plain numbers. `burst_rounds.*`: one a burst round
 and worker.
@@ -85,9 +86,11 @@ class Verdict:
     detail: str
 
 
-def check(text: str, transports: Sequence[str], *, trains: bool = True, bursts: bool = True) -> None:
+def check(
+    text: str, transports: Sequence[str], *, trains: bool = True, bursts: bool = True, queues: bool = True
+) -> None:
     """Raises ExpectError unless `text` is a condition over results that a run of these transports will
-    have. `trains`, `bursts`: whether the run trains a model, and has bursts.
+    have. `trains`, `bursts`, `queues`: whether the run trains a model, has bursts, records queues.
     """
     used = names_in(text, known_names(transports), f"{transports[0]}.latency.max < 10 ms")
     for name in used:
@@ -96,6 +99,8 @@ def check(text: str, transports: Sequence[str], *, trains: bool = True, bursts: 
             raise ExpectError(f"{name} has no value: a replay trains no model")
         if result.startswith(("burst_latency.", "burst_rounds.")) and not bursts:
             raise ExpectError(f"{name} has no value: the scenario has no bursts")
+        if result.startswith("queue.") and not queues:
+            raise ExpectError(f"{name} has no value: no queue is recorded (microbursts, or queues: ...)")
 
 
 def names_in(text: str, known: Mapping[str, Kind], example: str = "") -> list[str]:
@@ -121,13 +126,14 @@ def check_all(
     *,
     trains: bool = True,
     bursts: bool = True,
+    queues: bool = True,
 ) -> None:
     """`check` for all; raises what `error(path, message)` (netem.spec's `Source.error`) makes of the first
     failure.
     """
     for index, text in enumerate(expect):
         try:
-            check(text, transports, trains=trains, bursts=bursts)
+            check(text, transports, trains=trains, bursts=bursts, queues=queues)
         except ExpectError as problem:
             raise error(("expect", index), str(problem)) from problem
 

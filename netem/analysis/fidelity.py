@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from netem.analysis import intervals, oracle
+from netem.analysis import congestion, intervals, oracle
 from netem.analysis import load as load_
 from netem.analysis.fates import Flow, Keys
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
@@ -153,6 +153,7 @@ def _passes(run: TransportRun, rows: Sequence[tuple[RoundRow, oracle.Passes]], f
 
 def _exact(run: TransportRun, data: RunData) -> list[Check]:
     checks = [*_clean_rounds(run, data), _totals(run), _unrequested(run), _completion(run), _doubts(run)]
+    checks += [Check(name, run.name, run.repeat, ok, detail) for name, ok, detail in congestion.checks(run)]
     if run.reliable_broadcast and run.epochs:
         checks.append(_replicas(run))
     if run.stop_and_wait and run.mask_seed is not None and run.order is not None:

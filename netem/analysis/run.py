@@ -9,6 +9,7 @@ from typing import Any
 from netem.analysis.load import Load
 from netem.analysis.merge import LossPlan
 from netem.analysis.oracle import IntArray
+from netem.analysis.queues import BurstReport, QueueReport
 from netem.analysis.recorded import Mask
 from netem.analysis.records import EpochRow, LinkCount, RoundRow
 
@@ -37,6 +38,7 @@ class TransportRun:
         doubts: what makes the links' decisions and counts doubtful (`netem.links.base.PortHealth`), summed over ports.
         recorded: transmissions that a recorded mask loses.
         load: what the whole machine was busy with meanwhile (`netem.analysis.load.Load`), where it is known.
+        microbursts, queues: what generators sent, and what recorded ports did with all packets.
         order: the send order, where the exact course of a round is to be checked.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
     """
@@ -60,6 +62,8 @@ class TransportRun:
     doubts: dict[str, int] = field(default_factory=dict)
     recorded: Mask = field(default_factory=dict)
     load: Load | None = None
+    microbursts: tuple[BurstReport, ...] = ()
+    queues: tuple[QueueReport, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
 

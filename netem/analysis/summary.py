@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from netem.analysis import expect
+from netem.analysis import congestion, expect
 from netem.analysis.fidelity import Fidelity, fidelity
 from netem.analysis.merge import LossPlan
 from netem.analysis.oracle import Packets, passes
@@ -94,6 +94,7 @@ def _transport(name: str, data: RunData, checked: Fidelity) -> dict[str, Any]:
         "duplicate": _total(row.duplicate for row in data.rows(name)),
         "by_loss": _by_loss(name, bursts, runs, data.plan, checked),
         "replicas_identical": _replicas(runs),
+        **congestion.summary(runs),
         "facts": runs[0].facts,
     }
 
@@ -295,6 +296,7 @@ def _values(data: RunData, transports: dict[str, Any], checked: Fidelity) -> dic
             "burst_rounds.packets": _all_floats(_packets(row) for row in rows),
             "burst_rounds.latency": _all_floats(row.latency_s for row in rows),
             "burst_rounds.loss": _all_floats(entry["achieved_loss"] for entry in found["burst_rounds"]),
+            **congestion.values(found["queues"]),
         }
         for group in ("latency", "clean_latency", "burst_latency", "iteration_latency"):
             own |= {f"{group}.{key}": value for key, value in (found[f"{group}_s"] or {}).items()}

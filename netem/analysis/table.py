@@ -11,6 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from netem.analysis import congestion
+
 Summary = dict[str, Any]
 Cell = Callable[[dict[str, Any]], str]
 MISSING = "-"
@@ -104,6 +106,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None]]:
     yield "phase in bursts", _phases, None
     yield section
     yield from _loss_lines(summary)
+    yield from _queue_lines()
     yield section
     yield "accuracy", lambda t: _percent(t["accuracy"]), None
     yield "perplexity", lambda t: _number(t["perplexity"]), None
@@ -122,6 +125,26 @@ def _loss_lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None
             yield f"  ({100 * own:.4g} % burst + links)", _nothing, None
         yield f"  passes {'(pipelined)' if pipelined else '/ oracle'}", _beside_oracle(loss, "passes"), None
         yield "  packets / oracle", _beside_oracle(loss, "packets"), None
+
+
+def _queue_lines() -> Iterator[tuple[str | None, Cell, str | None]]:
+    yield "queue drops, data / all", _queue(lambda q: f"{_count(q['drops_data'])} / {_count(q['drops'])}"), None
+    yield "  share in microbursts", _queue(lambda q: _percent(q["drops_in_burst"])), None
+    yield "  peak depth of the limit", _queue(lambda q: _percent(q["peak"])), None
+
+
+def _queue(text: Callable[[dict[str, float | None]], str]) -> Cell:
+    def cell(transport: dict[str, Any]) -> str:
+        found = congestion.values(transport["queues"])
+        return (
+            text({name.partition(".")[2]: value for name, value in found.items()}) if transport["queues"] else MISSING
+        )
+
+    return cell
+
+
+def _count(value: float | None) -> str:
+    return MISSING if value is None else f"{value:,.0f}"
 
 
 def _nothing(_: dict[str, Any]) -> str:

@@ -76,8 +76,14 @@ def check_command_scenario(loaded: Loaded) -> None:
     """Raises SpecError, with file and line, for what only the analysis can judge."""
     work = command_of(loaded.spec)
     reports = work.iterations is not None
-    hit = bool(loaded.spec.bursts or loaded.spec.events)
-    check_all(loaded.spec.expect, work.names, loaded.source.error, reports=reports, bursts=hit)
+    check_all(
+        loaded.spec.expect,
+        work.names,
+        loaded.source.error,
+        reports=reports,
+        bursts=bool(loaded.spec.bursts or loaded.spec.events),
+        queues=bool(loaded.spec.queues.at),
+    )
 
 
 def command_environment(job: CommandJob, place: Place, own: Mapping[str, str]) -> dict[str, str]:

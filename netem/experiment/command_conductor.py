@@ -18,6 +18,7 @@ from netem.experiment.folder import RunFolder
 from netem.experiment.hub import Event, Hub
 from netem.experiment.open_fabric import OpenFabric
 from netem.experiment.record import Recorder
+from netem.experiment.traffic import Traffic
 from netem.kernel.capture import Capture
 from netem.kernel.packet_filter import PacketFilter
 from netem.kernel.priority import prompt
@@ -70,6 +71,13 @@ class CommandConductor(Conductor):
     def run(self) -> None:
         """Raises RunFailed, and what the links raise when an impairment is not as asked."""
         self.fabric.install(self.job)
+        with self.traffic:
+            self.traffic.start()
+            self._run_programs()
+            self.traffic.finish()
+            self.traffic_results = self.traffic.results()
+
+    def _run_programs(self) -> None:
         hub = Hub(
             self.folder.descriptor,
             uid=self.folder.user.uid,
@@ -88,6 +96,20 @@ class CommandConductor(Conductor):
             for log in self.logs.values():
                 log.close()
 
+    def _make_traffic(self) -> Traffic:
+        job: CommandJob = self.job
+        return Traffic(
+            self.lab,
+            self.fabric,
+            self.spec,
+            job,
+            self.folder,
+            self.recorder,
+            self.recorder.began,
+            seed=job.seed,
+            data_to=job.flow_to,
+        )
+
     # Programs
 
     def _attend(self, hub: Hub) -> None:
@@ -104,6 +126,7 @@ class CommandConductor(Conductor):
             self._zero = time.monotonic()
             self.timeline.start(self._zero)
             self._set_alarm(hub)
+            self.traffic.begin()
             with prompt(has_times(self.spec)):  # not earlier: the programs would be as well
                 self._await_end(hub)
             self._wall_s = time.monotonic() - self._zero
@@ -161,6 +184,7 @@ class CommandConductor(Conductor):
             if left_s <= 0:
                 raise RunFailed(self._overdue(waiting - self._ended.keys()))
             hub.step(min(MEMORY_POLL_S, left_s))
+            self.traffic.step()
             self.memory.sample([child.pid for rank, child in self.children.items() if rank not in self._ended])
 
     def _check(self, rank: int) -> None:
@@ -198,6 +222,7 @@ class CommandConductor(Conductor):
     def _open_gate(self, hub: Hub, round_: int) -> None:
         self.timeline.open_gate(round_)
         self._set_alarm(hub)
+        self.traffic.open_gate(round_)
 
     def _set_alarm(self, hub: Hub) -> None:
         def ring() -> None:
@@ -231,6 +256,8 @@ class CommandConductor(Conductor):
                 key: sum(getattr(each, key) for each in health) for key in ("fragments", "gso_seen", "overflow_seen")
             },
             unreached=tuple(self.timeline.unreached(self._wall_s)),
+            microbursts=self.traffic_results.bursts,
+            queues=self.traffic_results.queues,
         )
 
     def _program_end(self, rank: int) -> ProgramEnd:

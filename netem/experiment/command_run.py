@@ -50,7 +50,8 @@ def run_jobs(
     spec = loaded.spec
     jobs = make_command_jobs(spec)
     began = time.monotonic()
-    settings = Settings(gro=spec.link.loss_at != "after_rate", gso=not shapes_uplinks(spec))
+    gro = spec.link.loss_at != "after_rate" and not spec.queues.at  # a queue's recorder counts behind the port
+    settings = Settings(gro=gro, gso=not shapes_uplinks(spec))
     with (
         folder.append("events.jsonl") as events,
         Lab.build(spec.topology, name=spec.name, state_dir=options.state_dir, settings=settings) as lab,
@@ -85,7 +86,10 @@ def _collect(conductor: CommandConductor, job: CommandJob, folder: RunFolder, re
     results.commands.append(run)
     results.health[job.label] = {name: asdict(port.health()) for name, port in conductor.fabric.ports.items()}
     cells = [asdict(cell) for cell in run.cells]
-    folder.write_json(f"stats/{job.label}.json", {"cells": cells, "drops": run.drops, "doubts": run.doubts})
+    folder.write_json(
+        f"stats/{job.label}.json",
+        {"cells": cells, "drops": run.drops, "doubts": run.doubts, "queues": [queue.to_json() for queue in run.queues]},
+    )
 
 
 def summarise(spec: Scenario, choice: BackendChoice, results: Results, folder: RunFolder) -> dict[str, Any]:

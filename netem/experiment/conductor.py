@@ -23,6 +23,7 @@ from netem.experiment.hub import SOCKET_NAME, Event, Hub
 from netem.experiment.preload import preload
 from netem.experiment.prepare import DOWN_PORTS, PORT, TCP_PORT, UP_PORTS, Job, first_phase
 from netem.experiment.record import Recorder
+from netem.experiment.traffic import Traffic, TrafficResults
 from netem.kernel.capture import Capture
 from netem.kernel.packet_filter import Direction, PacketFilter, ranges_of
 from netem.kernel.priority import prompt
@@ -31,7 +32,7 @@ from netem.kernel.user import User
 from netem.lab import Lab
 from netem.spec import Scenario, gates, is_dynamic, windows
 from netem.spec.arming import preloaded
-from netem.spec.timeline import has_times
+from netem.spec.timeline import has_times, traffic_gates
 
 POLL_S = 0.25
 GRACE_S = 10.0
@@ -73,8 +74,11 @@ class Conductor:
         self.lab, self.fabric, self.spec, self.job = lab, fabric, spec, job
         self.folder, self.recorder, self.memory = folder, recorder, memory
         self.preloaded = preloaded(spec, keyed=job.key is not None, repeatable=fabric.choice.loss_engine == "bpf")
-        self.gates = () if self.preloaded else gates(spec, job.seed)
+        asked = () if self.preloaded else gates(spec, job.seed)
+        self.gates = tuple(sorted({*asked, *traffic_gates(spec)}))
         self.executor = Executor(spec, job.seed, fabric, recorder, time.monotonic, first_phase=first_phase(job))
+        self.traffic = self._make_traffic()
+        self.traffic_results = TrafficResults()
         self.captures: list[tuple[str, Capture]] = []
         self.children: dict[int, Child] = {}
         self.logs: dict[int, BinaryIO] = {}
@@ -88,6 +92,27 @@ class Conductor:
             self.recorder({"event": "mask", "flows": len(self.fabric.mask), "transmissions": lost})
         if self.preloaded:
             self.recorder(preload(self.fabric, self.spec, self.job.seed))
+        with self.traffic:
+            self.traffic.start()
+            self._run_ranks()
+            self.traffic.finish()
+            self.traffic_results = self.traffic.results()
+
+    def _make_traffic(self) -> Traffic:
+        ranks = self.spec.topology.ranks
+        return Traffic(
+            self.lab,
+            self.fabric,
+            self.spec,
+            self.job,
+            self.folder,
+            self.recorder,
+            self.recorder.began,
+            seed=self.job.config.seed,
+            data_to=lambda host: self.job.flow("down" if ranks.get(host) else "up"),
+        )
+
+    def _run_ranks(self) -> None:
         user = self.folder.user
         hub = Hub(
             self.folder.descriptor,
@@ -139,6 +164,7 @@ class Conductor:
         give_up_at: float | None = None
         while running:
             hub.step(POLL_S)
+            self.traffic.step()
             self.memory.sample([child.pid for child in running.values()])
             for rank, child in list(running.items()):
                 status = child.poll()
@@ -173,6 +199,7 @@ class Conductor:
         began = time.monotonic()
         self.executor.open_gate(round_)
         self._set_alarm(hub)
+        self.traffic.open_gate(round_)
         self.recorder.gate_s += time.monotonic() - began
 
     def _set_alarm(self, hub: Hub) -> None:

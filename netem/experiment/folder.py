@@ -21,7 +21,7 @@ from netem.kernel.user import User
 from netem.spec import Scenario, resolved_yaml
 
 PACKAGES = ("dblp-netem", "numpy", "torch", "pyroute2", "pydantic", "rich", "scapy")
-SUBFOLDERS = ("captures", "logs", "config", "stats")
+SUBFOLDERS = ("captures", "logs", "config", "stats", "figures")
 FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

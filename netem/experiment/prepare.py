@@ -110,6 +110,7 @@ def check(loaded: Loaded) -> None:
         loaded.source.error,
         trains=not isinstance(loaded.spec.workload, Replay),
         bursts=bool(loaded.spec.bursts or loaded.spec.events),
+        queues=bool(loaded.spec.queues.at),
     )
 
 

@@ -16,19 +16,22 @@ from rich.markup import escape
 
 from netem.analysis.command import CommandRun
 from netem.analysis.command_table import render_commands
+from netem.analysis.queues import of_data
 from netem.analysis.recorded import Mask
 from netem.analysis.records import EpochRow, RoundRow, csv_text
 from netem.analysis.run import CaptureCount, RunData, TransportRun
 from netem.analysis.summary import expectations_held, summarise
 from netem.analysis.table import render
-from netem.analysis.timed import History
 from netem.experiment import calibrate, command_run
 from netem.experiment.asked import check_recorded, loss_plan, recorded_mask
 from netem.experiment.command import require_programs
 from netem.experiment.conductor import Conductor, Memory, RunFailed
 from netem.experiment.fabric import Fabric
+from netem.experiment.figures import draw_queues
 from netem.experiment.folder import RunFolder, machine
+from netem.experiment.generators import describe_traffic, require_recorder
 from netem.experiment.hub import HubError
+from netem.experiment.iperf import require_iperf
 from netem.experiment.passages import routing_facts
 from netem.experiment.preload import check_engine
 from netem.experiment.prepare import Job, check, gradient_bytes, make_jobs
@@ -95,6 +98,7 @@ def dry_run(loaded: Loaded, options: RunOptions) -> str:
     else:
         lines += [f"transport {job.name} (repeat {job.repeat})" for job in make_jobs(loaded, spec.seed, "")]
     lines += timeline_lines(spec, spec.seed)
+    lines += describe_traffic(spec)
     lines += [f"expect {text}" for text in spec.expect]
     return "\n".join(lines)
 
@@ -117,9 +121,12 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
     spec = loaded.spec
     if isinstance(spec.workload, Command):
         require_programs(loaded, user)
+    require_iperf(spec)
     require_memory(gradient_bytes(loaded), len(spec.topology.workers))
     mask = recorded_mask(loaded)
-    choice = choose(spec.link.backend, spec.link.loss_engine, needs_delay(spec), probe(options.state_dir))
+    probes = probe(options.state_dir)
+    choice = choose(spec.link.backend, spec.link.loss_engine, needs_delay(spec), probes)
+    require_recorder(spec, probes)
     check_recorded(mask, spec, choice)
     check_engine(spec, choice)
     with RunFolder(options.out, spec, spec.seed, user) as folder:
@@ -131,7 +138,7 @@ def _run_in(
 ) -> int:
     spec = loaded.spec
     console.print(f"{spec.name}: {choice.reason}; results in {folder.path}", highlight=False, soft_wrap=True)
-    results, problem, status = Results(mask=mask), "", FAILED
+    results, problem, status, note = Results(mask=mask), "", FAILED, None
     summary: dict[str, Any] | None = None
     began = time.monotonic()
     kept = calibrate.load(calibrate.path_of(folder.user), folder.user)
@@ -143,6 +150,7 @@ def _run_in(
         else:
             _run_jobs(loaded, options, choice, folder, results, console)
             summary = _summarise(loaded, choice, results, folder)
+        note = draw_queues(folder, [*results.runs, *results.commands])
         status = _status(summary, options)
     except KeyboardInterrupt:
         problem, status = "interrupted", INTERRUPTED
@@ -157,6 +165,8 @@ def _run_in(
         _write_manifest(folder, options, choice, results, summary, status, problem, time.monotonic() - began)
     if summary is not None:
         (render_commands if isinstance(spec.workload, Command) else render)(summary, console)
+    if note:
+        console.print(escape(note), highlight=False, soft_wrap=True)
     if problem:
         failed = status in (FAILED, PREFLIGHT)
         console.print(f"[bold red]run failed[/]: {escape(problem)}" if failed else problem, soft_wrap=True)
@@ -173,8 +183,10 @@ def _run_jobs(
     spec = loaded.spec
     jobs = make_jobs(loaded, spec.seed, secrets.token_hex(16))
     began = time.monotonic()
-    # Behind the rate the loss sits at the receiver, where GRO would merge packets that are to be lost one by one.
-    settings = Settings(gro=spec.link.loss_at != "after_rate", gso=not shapes_uplinks(spec))
+    # Behind the rate the loss sits at the receiver, where GRO would merge packets that are to be lost one by one; a
+    # queue's recorder counts there.
+    gro = spec.link.loss_at != "after_rate" and not spec.queues.at
+    settings = Settings(gro=gro, gso=not shapes_uplinks(spec))
     with (
         folder.append("events.jsonl") as events,
         Lab.build(spec.topology, name=spec.name, state_dir=options.state_dir, settings=settings) as lab,
@@ -191,10 +203,21 @@ def _run_jobs(
             except BaseException:
                 with contextlib.suppress(Exception):  # what there is of it; the first error is the one to tell
                     results.captures += conductor.finish()
-                    _collect(spec, job, fabric, recorder, conductor.executor.history, choice, results)
+                    _collect(
+                        spec,
+                        job,
+                        fabric,
+                        recorder,
+                        conductor.executor.history,
+                        choice,
+                        results,
+                        conductor.traffic_results,
+                    )
                 raise
             results.captures += conductor.finish()
-            _collect(spec, job, fabric, recorder, conductor.executor.history, choice, results)
+            _collect(
+                spec, job, fabric, recorder, conductor.executor.history, choice, results, conductor.traffic_results
+            )
             folder.write_json(f"stats/{job.label}.json", _link_statistics(fabric, results, job))
 
 
@@ -203,14 +226,17 @@ def _collect(
     job: Job,
     fabric: Fabric,
     recorder: Recorder,
-    history: History,
+    conductor: Conductor,
     choice: BackendChoice,
     results: Results,
 ) -> None:
+    traffic = conductor.traffic_results
     plan = loss_plan(spec, job.config.seed, results.mask)
     counts = fabric.counts(job, known_rounds(spec, job.config.seed))
     exact = choice.loss_engine == "bpf"
-    run = recorder.result(counts, plan, history, by_round=exact, repeatable=exact and not plan.base_loss)
+    run = recorder.result(
+        counts, plan, conductor.executor.history, by_round=exact, repeatable=exact and not plan.base_loss
+    )
     health = {name: asdict(each) for name, each in fabric.health().items()}
     doubts = {
         key: sum(each[key] for each in health.values()) for key in ("fragments", "short", "overflow_seen", "gso_seen")
@@ -218,11 +244,13 @@ def _collect(
     run = replace(
         run,
         device_drops=fabric.device_drops(),
-        queue_drops=fabric.queue_drops(),
+        queue_drops=of_data(fabric.queue_drops(), traffic.queues, spec.topology.ranks),
         uplink_drops=fabric.uplink_drops(),
         trunk_drops=fabric.trunk_drops(),
         doubts=doubts,
         recorded=results.mask if job.key is not None else {},
+        microbursts=traffic.bursts,
+        queues=traffic.queues,
     )
     results.runs.append(run)
     results.health[job.label] = health
@@ -239,6 +267,7 @@ def _link_statistics(fabric: Fabric, results: Results, job: Job) -> dict[str, An
         "uplink_drops": run.uplink_drops,
         "trunk_drops": run.trunk_drops,
         "doubts": run.doubts,
+        "queues": [queue.to_json() for queue in run.queues],
     }
 
 

@@ -34,8 +34,10 @@ from netem.spec.schema import schema
 from netem.spec.source import Source, SpecError
 from netem.spec.timeline import Span, Step, Window, gates, is_dynamic, phase_effects, spans, timeline, windows
 from netem.spec.topology import HostSpec, Link, LinkShape, Topology, star
+from netem.spec.traffic import Background, Microburst, Queues
 
 __all__ = [
+    "Background",
     "Burst",
     "Capture",
     "Command",
@@ -48,6 +50,8 @@ __all__ = [
     "LinkSettings",
     "LinkShape",
     "Loaded",
+    "Microburst",
+    "Queues",
     "Replay",
     "Scenario",
     "Shift",

@@ -25,6 +25,7 @@ from netem.spec.scenario import (
 )
 from netem.spec.source import Path_, Source
 from netem.spec.topology import Topology
+from netem.spec.traffic_checks import check_traffic
 from netem.spec.units import UnitError
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
@@ -70,6 +71,7 @@ def check_scenario(spec: Scenario, source: Source) -> None:
         _check_transport(transport, spec, source, ("transports", name))
     _check_bursts(spec, source)
     _check_arming(spec, source)
+    check_traffic(spec, source, iterations_total(spec))
     if spec.capture.rounds != "none" and not spec.capture.at:
         raise source.error(("capture", "at"), "names no host; write at: [server], or rounds: none")
 
@@ -222,6 +224,11 @@ def capture_hosts(spec: Scenario, source: Source) -> tuple[str, ...]:
     return _names(spec.capture.at, source, ("capture", "at"), tuple(spec.topology.ranks), "host")
 
 
+def any_hosts(spec: Scenario, source: Source, given: Sequence[str], at: Path_) -> tuple[str, ...]:
+    """The hosts of names and wildcards at a place, with or without a rank. Raises SpecError."""
+    return _names(given, source, at, tuple(spec.topology.hosts), "host")
+
+
 def _names(
     given: Sequence[str], source: Source, at: Path_, known: tuple[str, ...], what: Literal["host", "worker"]
 ) -> tuple[str, ...]:
@@ -229,7 +236,7 @@ def _names(
     for index, pattern in enumerate(given):
         node = source.root
         for key in (*at, index):
-            node = node.child(key) or node
+            node = node.child(key) or node  # a single name stands for a list of it
         if node.value != pattern:
             raise source.error((*at, index), f"{pattern!r} is not a {what}{did_you_mean(pattern, known)}")
         found += matching(node, known, what)

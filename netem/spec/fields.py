@@ -102,6 +102,12 @@ _TIME = partial(_quantity, units.parse_time_s, units.format_time, pattern="ns|us
 _RATE = partial(_quantity, units.parse_rate_bps, units.format_rate, pattern="[kMGT]?bit(/s)?")
 _SIZE = partial(_quantity, units.parse_size_bytes, units.format_size, pattern="([kMG]|[KMG]i)?B")
 
+
+def quantity_of_size(low: int, high: int, example: str) -> tuple[Any, ...]:
+    """Metadata of a field that is a number of bytes; `64 KiB` in a file."""
+    return _SIZE(low=low, high=high, example=example)
+
+
 Ratio = Annotated[float, *_RATIO(low=0, high=1, example="90%")]
 """0..1; `90%` in a file."""
 Time = Annotated[float, *_TIME(low=0, high=86_400, example="10 ms")]

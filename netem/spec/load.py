@@ -12,13 +12,14 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
 from netem.spec import command_file, expand
-from netem.spec.checks import burst_workers, capture_hosts, check_scenario, check_topology
+from netem.spec.checks import any_hosts, burst_workers, capture_hosts, check_scenario, check_topology
 from netem.spec.event_checks import check_events, event_links
 from netem.spec.fields import FROM_FILE, WITH_UNITS, did_you_mean, explain
 from netem.spec.merge import override
 from netem.spec.scenario import Scenario
 from netem.spec.source import Node, Path_, Source, SpecError, parse, read_file
 from netem.spec.topology import SHAPES, Topology
+from netem.spec.traffic_checks import resolve_traffic
 
 Kind = Literal["scenario", "topology"]
 _FOLDERS: dict[Kind, str] = {"scenario": "scenarios", "topology": "topologies"}
@@ -101,6 +102,7 @@ def _scenario(root: Node, default_name: str, overrides: Sequence[str]) -> Loaded
         for index, event in enumerate(spec.events)
     )
     spec = spec.model_copy(update={"bursts": bursts, "events": events, "capture": capture})
+    spec = resolve_traffic(spec, source, lambda names, at: any_hosts(spec, source, names, at))
     check_scenario(spec, source)
     check_events(spec, source)
     return Loaded(spec, source)

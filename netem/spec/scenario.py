@@ -13,6 +13,7 @@ from netem.spec.fields import Name, PositiveTime, Ratio, Snap, Spec, Time, did_y
 from netem.spec.loss import Loss
 from netem.spec.ranges import range_text, read_ranges
 from netem.spec.topology import Topology
+from netem.spec.traffic import Background, Microburst, Queues
 from netem.spec.units import parse_rate_bps, parse_time_s
 
 Positive = Annotated[int, Field(ge=1)]
@@ -239,6 +240,12 @@ class Scenario(Spec):
     bursts: tuple[Burst, ...] = ()
     events: tuple[Event, ...] = ()
     """Impairments by iteration, epoch, phase and time."""
+    microbursts: tuple[Microburst, ...] = ()
+    """Packets of many senders at once: loss by a queue that overflows."""
+    background: tuple[Background, ...] = ()
+    """Traffic between hosts during the whole run."""
+    queues: Queues = Queues()
+    """Ports whose queue is recorded packet by packet."""
     capture: Capture = Capture(rounds="none")
     expect: tuple[str, ...] = ()
     """Conditions on the results."""

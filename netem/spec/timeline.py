@@ -123,7 +123,8 @@ def timeline(spec: Scenario, seed: int | None = None) -> tuple[Step, ...]:
 
 
 def gates(spec: Scenario, seed: int | None = None) -> tuple[int, ...]:
-    """Rounds before which every rank asks the testbed, sorted: those of a window, and the one after it.
+    """Rounds before which every rank asks the testbed, sorted: those of a window, the one after it, and what traffic
+    needs.
 
     All of them where events by time or phase may change something in any. Within a window nothing changes; but what
     was counted between two gates belongs to a round, also where packets do not say theirs.
@@ -132,7 +133,7 @@ def gates(spec: Scenario, seed: int | None = None) -> tuple[int, ...]:
     if is_dynamic(spec) and not isinstance(spec.workload, Command):
         return tuple(range(total))
     asked = {at for each in windows(spec, seed) for at in range(each.first, each.last + 2)}
-    return tuple(sorted(at for at in asked if at < total))
+    return tuple(sorted({at for at in asked if at < total} | traffic_gates(spec)))
 
 
 def is_dynamic(spec: Scenario) -> bool:
@@ -157,6 +158,13 @@ def windows(spec: Scenario, seed: int | None = None) -> tuple[Window, ...]:
     for index, event in enumerate(spec.events):
         found += _event_windows(event, index, spec, seed)
     return tuple(sorted(found, key=lambda each: (each.first, each.last, _order(each.effect))))
+
+
+def traffic_gates(spec: Scenario) -> set[int]:
+    """The rounds that microbursts are released with; the first one, where something counts its time from there."""
+    rounds = {burst.iteration for burst in spec.microbursts if burst.iteration is not None}
+    timed = any(burst.at_s is not None for burst in spec.microbursts)
+    return rounds | ({0} if timed or spec.background or spec.queues.during == "run" else set())
 
 
 def _resolved(burst: Burst, spec: Scenario) -> Burst:

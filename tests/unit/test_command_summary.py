@@ -11,11 +11,17 @@ from rich.console import Console
 from netem.analysis.command import Cell, CommandData, CommandRun, Impairment, ProgramEnd, Report, summarise_commands
 from netem.analysis.command_expect import NAMES, check_all
 from netem.analysis.command_table import render_commands
+from netem.analysis.queues import FlowDrops, QueueReport
 
 END = ProgramEnd("worker1", 0, ("prog", "-x"), 0, "itself", 2.0, "logs/a-r0-worker1.log")
 BURST = {"loss": 0.3, "direction": "up", "match": "data", "workers": ["worker1"], "for_s": None}
 QUIET = Cell("server", "worker1", "data", 0, None, 0.0, 5000, 0, 5_000_000)
 LOSSY = Cell("server", "worker1", "data", 1, 0.3, 0.0, 10_000, 3010, 10_000_000)
+QUEUE = QueueReport(
+    host="server", limit_bytes=2000, rate_bps=10**6, flows=(FlowDrops("data", 10, 7),), counted_drops=3, recorded=10,
+    unrecorded=0, peak_bytes=1000, peak_packets=1, largest_frame=1000, sojourn_mean_s=0.1, sojourn_p99_s=0.2,
+    sojourn_max_s=0.3, drops_by_kind={"data": 3}, drops_in_burst=1.0,
+)  # fmt: skip
 RUN = CommandRun(
     name="a",
     repeat=0,
@@ -82,8 +88,17 @@ def test_a_packet_that_the_uplink_lost_is_counted_once() -> None:
 
 def test_every_name_of_an_expectation_has_a_value() -> None:
     texts = tuple(f"a.{name} >= 0" for name in NAMES)
-    assert [one["held"] for one in summary(RUN, expect=texts)["expectations"]] == [True] * len(texts)
-    check_all(texts, ["a"], lambda path, message: AssertionError(message), reports=True, bursts=True)
+    watched = replace(RUN, queues=(QUEUE,))
+    assert [one["held"] for one in summary(watched, expect=texts)["expectations"]] == [True] * len(texts)
+    check_all(texts, ["a"], lambda path, message: AssertionError(message), reports=True, bursts=True, queues=True)
+
+
+def test_recorded_queues_are_in_the_summary_and_checked() -> None:
+    assert summary(RUN)["commands"]["a"]["queues"] == []
+    (entry,) = summary(replace(RUN, queues=(QUEUE,)))["commands"]["a"]["queues"]
+    assert (entry["host"], entry["dropped"], entry["peak_share"]) == ("server", 3, 0.5)
+    assert failed(replace(RUN, queues=(QUEUE,))) == []
+    assert failed(replace(RUN, queues=(replace(QUEUE, counted_drops=2),))) == ["queues"]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +108,7 @@ def test_every_name_of_an_expectation_has_a_value() -> None:
         ("b.wall < 1", "unknown name"),
         ("a.latency.max < 1 s", "report no rounds"),
         ("a.bursts.loss > 1%", "no bursts"),
+        ("a.queue.peak > 1%", "no queue is recorded"),
         ("1 < 2", "names no result"),
     ],
 )
