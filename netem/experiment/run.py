@@ -203,21 +203,10 @@ def _run_jobs(
             except BaseException:
                 with contextlib.suppress(Exception):  # what there is of it; the first error is the one to tell
                     results.captures += conductor.finish()
-                    _collect(
-                        spec,
-                        job,
-                        fabric,
-                        recorder,
-                        conductor.executor.history,
-                        choice,
-                        results,
-                        conductor.traffic_results,
-                    )
+                    _collect(spec, job, fabric, recorder, conductor, choice, results)
                 raise
             results.captures += conductor.finish()
-            _collect(
-                spec, job, fabric, recorder, conductor.executor.history, choice, results, conductor.traffic_results
-            )
+            _collect(spec, job, fabric, recorder, conductor, choice, results)
             folder.write_json(f"stats/{job.label}.json", _link_statistics(fabric, results, job))
 
 
