@@ -160,8 +160,7 @@ class Traffic:
         now = clock()
         for number, burst in enumerate(self.spec.microbursts):
             if burst.iteration == round_:
-                self._release(number, now + LEAD_NS + round(burst.offset_s * NS))
-        self._arm(now)
+                self._release(number, now + round(burst.offset_s * NS))
 
     def begin(self) -> None:
         """At the first gate, or earlier: what counts its time from here begins. Later calls do nothing."""
@@ -170,7 +169,7 @@ class Traffic:
         now = self._origin_ns = clock()
         for number, burst in enumerate(self.spec.microbursts):
             if burst.at_s is not None:
-                self._release(number, max(now + LEAD_NS, now + round(burst.at_s * NS)))
+                self._release(number, now + round(burst.at_s * NS))
         if self._streams is not None:
             for plan in range(sum(stream.kind == "udp" for stream in self.spec.background)):
                 self._streams.fire(plan, now + LEAD_NS)
@@ -179,13 +178,15 @@ class Traffic:
         if self.spec.queues.during == "run":
             for recorder in self._recorders.values():
                 recorder.arm(now, 2**63)
-        self._arm(now)
 
     def _release(self, number: int, start_ns: int) -> None:
+        """Recorders first: they have to be ready before the first packet."""
         if self._bursts is not None:
-            self._bursts.fire(number, start_ns)
             self._start_ns[number] = start_ns
             self._to_arm.append(number)
+            self._arm(clock())
+            start_ns = self._start_ns[number] = max(start_ns, clock() + LEAD_NS)
+            self._bursts.fire(number, start_ns)
 
     def _arm(self, now: int) -> None:
         """Windows of the bursts that come soon; a recorder keeps a few at a time."""
