@@ -18,7 +18,7 @@ from netem.experiment.folder import RunFolder
 from netem.experiment.hub import Event, Hub
 from netem.experiment.open_fabric import OpenFabric
 from netem.experiment.record import Recorder
-from netem.experiment.traffic import Traffic
+from netem.experiment.traffic import Traffic, TrafficResults
 from netem.kernel.capture import Capture
 from netem.kernel.packet_filter import PacketFilter
 from netem.kernel.priority import prompt
@@ -65,6 +65,8 @@ class CommandConductor(Conductor):
         self._began: dict[int, float] = {}
         self._ended: dict[int, float] = {}
         self._by_testbed: set[int] = set()
+        self.traffic = self._make_traffic()
+        self.traffic_results = TrafficResults()
         self._zero: float | None = None
         self._wall_s: float | None = None
 
@@ -82,7 +84,7 @@ class CommandConductor(Conductor):
             self.folder.descriptor,
             uid=self.folder.user.uid,
             workers=len(self.work.until),
-            gates=self.timeline.gates,
+            gates=self._gates(),
             open_gate=lambda round_: self._open_gate(hub, round_),
             make_socket=self._make_socket,
             sink=self.recorder,
@@ -95,6 +97,11 @@ class CommandConductor(Conductor):
             self._end()
             for log in self.logs.values():
                 log.close()
+
+    def _gates(self) -> tuple[int, ...]:
+        """Of events, and the rounds of microbursts; programs that report none are not asked."""
+        rounds = {burst.iteration for burst in self.spec.microbursts if burst.iteration is not None}
+        return tuple(sorted({*self.timeline.gates, *rounds}))
 
     def _make_traffic(self) -> Traffic:
         job: CommandJob = self.job

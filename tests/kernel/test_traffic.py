@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from netem.analysis import queues
-from netem.kernel import bpf, qdisc
+from netem.kernel import bpf
 from netem.kernel.bpf_asm import R0, R1, R2, Assembler
 from netem.kernel.clsact import Attachment
 from netem.kernel.errors import LabError
 from netem.kernel.user import User
 from netem.lab import Lab, Settings
 from netem.links.base import Flow, Shape, UnsupportedFeature
-from netem.links.bpf import BpfPort
+from netem.links.bpf import BpfPort, bucket_bytes
 from netem.links.queue_recorder import QueueRecorder
 from netem.spec import star
 from netem.traffic.plan import DISCARD_PORT, NS, Burst, Sent, Stream, due
@@ -172,8 +172,8 @@ def test_a_burst_loses_what_the_arithmetic_says(bench: Bench) -> None:
     """What passes: the bucket, the queue, and the rate for as long as the burst takes."""
     port = bench.port(Shape(rate_bps=RATE_BPS, queue_bytes=QUEUE_BYTES))
     recorder = bench.recorder()
-    bucket = qdisc.burst_bytes(RATE_BPS, 1500, QUEUE_BYTES)
-    assert bucket == RATE_BPS // 8000, "1 ms at the rate, less than a quarter of the queue"
+    bucket = bucket_bytes(RATE_BPS, 1500, QUEUE_BYTES, QUEUE_BYTES)
+    assert bucket == QUEUE_BYTES // 4, "less than 4 ms at the rate"
     gaps, lost = [], 0
     with bench.source(Burst(2, 1500, packets=200)) as source:
         for _ in range(5):
