@@ -348,6 +348,7 @@ def rootless_run() -> dict[str, Any]:
 def _open_for_all(folder: Path) -> None:
     """The interpreter may lie where only root can read: over such a folder lies one of the machine's own."""
     layers = Path(tempfile.mkdtemp())
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", layers], check=True, timeout=60)  # /tmp may be layers itself
     for name in ("upper", "work"):
         (layers / name).mkdir()
     options = f"lowerdir={folder},upperdir={layers / 'upper'},workdir={layers / 'work'}"
