@@ -10,8 +10,7 @@ from pathlib import Path
 
 from netem.kernel import offload, qdisc
 from netem.kernel.errors import KernelError, LabError
-from netem.kernel.netns import call_in, open_netlink
-from netem.kernel.veth import index_of
+from netem.kernel.netns import call_in, open_rtnetlink
 from netem.lab import Lab
 from netem.links.base import Flow, Key, LossRule, Shape
 from netem.links.bpf import BpfPort
@@ -73,9 +72,9 @@ def _try_netem(lab: Lab) -> str:
 
 def _try_qdisc(lab: Lab, wanted: qdisc.Qdisc) -> str:
     host = lab.hosts["worker1"]
-    netlink = open_netlink(host.netns)
+    netlink = open_rtnetlink(host.netns)
     try:
-        index = index_of(netlink, host.ifname)
+        index = netlink.find(host.ifname).index
         try:
             qdisc.execute(netlink, index, qdisc.plan((), (wanted,)))
         except KernelError as error:

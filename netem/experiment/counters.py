@@ -7,9 +7,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from netem.kernel import qdisc, veth
+from netem.kernel import netem_options, qdisc, veth
 from netem.kernel.errors import attempting
-from netem.kernel.netns import open_netlink
+from netem.kernel.netns import open_netlink, open_rtnetlink
+from netem.kernel.rtnetlink import Rtnetlink
 from netem.lab import Lab
 from netem.lab.standing import Lost
 from netem.links.bpf import Hook, LossFilter
@@ -54,16 +55,17 @@ def count(lab: Lab, lost: Lost | None = None, hosts: Iterable[str] | None = None
 
 
 def _count(lab: Lab, lost: Lost, hosts: Iterable[str], stack: ExitStack) -> dict[str, dict[str, LinkCount]]:
-    opened: dict[str, Any] = {}
+    opened: dict[str, tuple[Any, Rtnetlink]] = {}
     found = {}
     for name in hosts:
         host = lab.hosts[name]
         place = lab.port_of(name)
         for space in (place.netns, host.netns):
             if space not in opened:
-                opened[space] = stack.enter_context(closing(open_netlink(space)))
-        port = _interface(opened[place.netns], place.ifname)
-        own = _interface(opened[host.netns], host.ifname)
+                links = stack.enter_context(closing(open_netlink(space)))
+                opened[space] = links, stack.enter_context(closing(open_rtnetlink(space)))
+        port = _interface(*opened[place.netns], place.ifname)
+        own = _interface(*opened[host.netns], host.ifname)
         down = LinkCount(*port.sent[:2], _injected(lab, name, "down") + port.netem, port.queue, port.sent[2])
         up_lost = _injected(lab, name, "up")
         up = LinkCount(*port.received, up_lost + own.netem, own.queue, own.sent[2])
@@ -98,11 +100,11 @@ def _injected(lab: Lab, name: str, way: str) -> int:
     return total
 
 
-def _interface(netlink: Any, ifname: str) -> _Interface:
+def _interface(netlink: Any, queues: Rtnetlink, ifname: str) -> _Interface:
     index = veth.index_of(netlink, ifname)
     with attempting(f"read the statistics of {ifname}"):
         stats = netlink.link("get", index=index)[0].get_attr("IFLA_STATS64")
-    queue, netem = _queues(qdisc.dump(netlink, index))
+    queue, netem = _queues(qdisc.dump(queues, index))
     return _Interface(
         sent=(stats["tx_packets"], stats["tx_bytes"], stats["tx_dropped"]),
         received=(stats["rx_packets"], stats["rx_bytes"]),
@@ -111,18 +113,16 @@ def _interface(netlink: Any, ifname: str) -> _Interface:
     )
 
 
-def _queues(found: Mapping[int, Any]) -> tuple[int, int]:
+def _queues(found: Mapping[int, qdisc.Found]) -> tuple[int, int]:
     """(drops for want of room, drops by netem's loss). netem counts both in one number, see `split_drops`.
 
     A rate limiter counts the drops of what is below it as well.
     """
-    root = next((m for m in found.values() if m["parent"] == qdisc.ROOT), None)
-    total = 0 if root is None else qdisc.stats(root).dropped
+    root = next((each for each in found.values() if each.parent == qdisc.ROOT), None)
+    total = 0 if root is None else root.stats.dropped
     lost = over = 0
-    for message in found.values():
-        if message.get_attr("TCA_KIND") == NETEM:
-            stats = qdisc.stats(message)
-            ratio = qdisc.loss_ratio(message.get_attr("TCA_OPTIONS")["loss"])
-            split = split_drops(stats.seen, stats.dropped, ratio)
+    for each in found.values():
+        if each.kind == NETEM:
+            split = split_drops(each.stats.seen, each.stats.dropped, netem_options.decode(each.options).loss_ratio)
             lost, over = lost + split[0], over + split[1]
     return max(over, total - lost), lost

@@ -153,6 +153,8 @@ class Fabric:
         """What a step changes at which port, seen from what is in place now."""
         wanted = self._losses(step)
         losses = [(name, rules) for name, rules in wanted.items() if rules != self._in_place.get(name, ())]
+        for name, rules in losses:
+            self.ports[name].prepare(rules)
         shifts = {(shift.host, shift.way): shift for shift in step.shifts}
         shapes = []
         for host, way in sorted(self.wiring.shifted):

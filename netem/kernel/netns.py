@@ -85,6 +85,12 @@ def open_netlink(netns: str | None) -> IPRoute:
         return IPRoute(fileno=fd)
 
 
+def open_rtnetlink(netns: str | None) -> Rtnetlink:
+    """A netlink socket of our own in a namespace (None: where the caller is); close it."""
+    with attempting(f"open a netlink socket in namespace {netns}"):
+        return Rtnetlink(call_in(netns, open_socket))
+
+
 @dataclass(frozen=True)
 class Inside:
     """Sockets of a namespace. With them any thread configures it from outside, one at a time; close them."""

@@ -1,33 +1,40 @@
-"""Queueing disciplines as values: sch_netem, sch_tbf, sch_prio and pfifo through pyroute2, read back after writing.
+"""Queueing disciplines as values: sch_netem, sch_tbf, sch_prio and pfifo as netlink messages, read back after writing.
 
 A tree is a tuple of qdiscs, parents first. `plan` compares the tree in place with the tree wanted and returns
-commands; `execute` sends them; `verify` reads the kernel's state back. Every change carries a qdisc's full
-state: `change` keeps what a message leaves out (tc-netem(8), net/sched/sch_netem.c). pyroute2's own netem request
-leaves out what is 0 and cannot carry a rate, so its message is put together here.
+commands; `execute` sends them; `verify` compares the kernel's state with the tree. Every change carries a qdisc's full
+state: `change` keeps what a message leaves out (tc-netem(8), net/sched/sch_netem.c).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Literal
 
-from pyroute2 import IPRoute
-from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST
-from pyroute2.netlink.rtnl import RTM_NEWQDISC, TC_H_ROOT
-from pyroute2.netlink.rtnl.tcmsg import tcmsg
-from pyroute2.netlink.rtnl.tcmsg.common import tick_in_usec
+from netem.kernel import netem_options
+from netem.kernel import rtnetlink as rt
+from netem.kernel.errors import KernelError
+from netem.kernel.loss_models import U32_MAX
+from netem.kernel.netem_options import NetemOptions
 
-from netem.kernel.errors import KernelError, attempting
-
-ROOT: int = TC_H_ROOT
-U32_MAX = 2**32 - 1
-LOSS_TOLERANCE = 1e-6
+NEWQDISC, DELQDISC, GETQDISC = 36, 37, 38  # linux/rtnetlink.h
+KIND, OPTIONS, STATS2 = 1, 2, 7  # TCA_*
+TCMSG = struct.Struct("=BxxxiIII")  # struct tcmsg: family, interface, handle, parent, info
+ROOT = U32_MAX  # TC_H_ROOT
 BANDS_MAX = 16  # TCQ_PRIO_BANDS
-# The legacy attributes are 32 bits wide: ticks of 64 ns, and bytes per second.
-DELAY_MAX_US = int(U32_MAX / tick_in_usec)
-RATE_MAX_BPS = U32_MAX * 8
+TBF_RATE_MAX_BPS = U32_MAX * 8  # the attribute of 32 bits is in bytes per second
+
+_TBF_PARMS, _TBF_BURST = 1, 6  # TCA_TBF_*
+_RATESPEC = struct.Struct("=BBHhHI")  # struct tc_ratespec: cell log, link layer, overhead, cell align, mpu, rate
+_TBF = struct.Struct(f"={_RATESPEC.size}s{_RATESPEC.size}sIII")  # rate, peak rate, limit, buffer, mtu
+_ETHERNET = 1  # TC_LINKLAYER_ETHERNET: else the kernel asks for a table of times
+_PRIO = struct.Struct("=i16s")
+_STATS_BASIC, _STATS_QUEUE = 1, 3  # TCA_STATS_*
+_BASIC, _QUEUE = struct.Struct("=QI"), struct.Struct("=3I")  # bytes, packets; waiting, their bytes, drops
+_QDISC_FLAGS = {"add": rt.CREATE | rt.EXCLUSIVE, "change": 0, "delete": 0}
 
 
 def handle(major: int, minor: int = 0) -> int:
@@ -42,34 +49,15 @@ def show(value: int) -> str:
 
 @dataclass(frozen=True)
 class Netem:
-    """Delay, jitter and random, independent loss. `limit_packets` bounds all that waits, the delayed included.
-
-    `in_order` keeps jitter from reordering packets: netem sends none before its predecessor where it has a rate
-    (sch_netem.c, netem_enqueue), so it gets the highest that there is, 0.35 us for a packet of 1,500 bytes.
-    """
+    """Delay, loss and all else that `NetemOptions` says."""
 
     handle: int
     parent: int
-    limit_packets: int
-    delay_us: int = 0
-    jitter_us: int = 0
-    loss_ratio: float = 0.0
-    in_order: bool = False
+    options: NetemOptions
 
-    @property
-    def rate_bytes(self) -> int:
-        """Bytes per second; 0 is none, and must be sent: what a change leaves out stays."""
-        return U32_MAX if self.in_order else 0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.loss_ratio <= 1.0:
-            raise ValueError(f"netem loss ratio {self.loss_ratio}: expected 0..1")
-        if not 0 <= self.delay_us <= DELAY_MAX_US or not 0 <= self.jitter_us <= DELAY_MAX_US:
-            raise ValueError(
-                f"netem delay {self.delay_us} us, jitter {self.jitter_us} us: expected 0..{DELAY_MAX_US} us"
-            )
-        if not 0 < self.limit_packets <= U32_MAX:
-            raise ValueError(f"netem limit {self.limit_packets} packets: expected 1..{U32_MAX}")
+    @cached_property
+    def report(self) -> dict[int, bytes]:
+        return netem_options.report(self.options)
 
 
 @dataclass(frozen=True)
@@ -86,10 +74,14 @@ class Tbf:
     limit_bytes: int
 
     def __post_init__(self) -> None:
-        if not 8 <= self.rate_bps <= RATE_MAX_BPS:
-            raise ValueError(f"rate {self.rate_bps} bit/s: expected 8..{RATE_MAX_BPS}")
-        if min(self.burst_bytes, self.limit_bytes) <= 0:
-            raise ValueError(f"tbf burst {self.burst_bytes}, limit {self.limit_bytes} bytes: expected > 0")
+        if not 8 <= self.rate_bps <= TBF_RATE_MAX_BPS:
+            raise ValueError(f"rate {self.rate_bps} bit/s: expected 8..{TBF_RATE_MAX_BPS}")
+        if not 0 < self.burst_bytes <= U32_MAX or not 0 < self.limit_bytes <= U32_MAX:
+            raise ValueError(f"tbf burst {self.burst_bytes}, limit {self.limit_bytes} bytes: expected 1..{U32_MAX}")
+
+    @property
+    def rate_bytes(self) -> int:
+        return math.ceil(self.rate_bps / 8)
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,7 @@ class Command:
     qdisc: Qdisc
 
     def __str__(self) -> str:
-        return f"{self.verb} {self.qdisc}"
+        return f"{self.verb} {kind_of(self.qdisc)} ({show(self.qdisc.handle)})"
 
 
 @dataclass(frozen=True)
@@ -152,14 +144,16 @@ class Stats:
         )
 
 
-def loss_probability(ratio: float) -> int:
-    """The kernel drops when its 32-bit random number is <= the probability: 0 is never, U32_MAX always."""
-    return round(ratio * U32_MAX)
+@dataclass(frozen=True)
+class Found:
+    """A qdisc as the kernel describes it (RTM_NEWQDISC). `options`: the raw TCA_OPTIONS."""
 
-
-def loss_ratio(probability_u32: int) -> float:
-    """The inverse of `loss_probability`."""
-    return probability_u32 / U32_MAX
+    ifindex: int
+    handle: int
+    parent: int
+    kind: str
+    options: bytes
+    stats: Stats
 
 
 def burst_bytes(rate_bps: int, mtu: int, queue_bytes: int | None = None) -> int:
@@ -172,6 +166,10 @@ def burst_bytes(rate_bps: int, mtu: int, queue_bytes: int | None = None) -> int:
     return max(4 * (mtu + 14), bucket if queue_bytes is None else min(bucket, queue_bytes // 4))
 
 
+def kind_of(qdisc: Qdisc) -> str:
+    return type(qdisc).__name__.lower()
+
+
 def _shape_of(tree: Tree) -> list[tuple[type, int, int, int]]:
     return [(type(q), q.handle, q.parent, q.bands if isinstance(q, Prio) else 0) for q in tree]
 
@@ -179,147 +177,126 @@ def _shape_of(tree: Tree) -> list[tuple[type, int, int, int]]:
 def plan(current: Tree, wanted: Tree) -> tuple[Command, ...]:
     """Commands that turn one tree into the other: in place where only parameters differ, else anew."""
     if current and _shape_of(current) == _shape_of(wanted):
-        pairs = zip(current, wanted, strict=True)
-        return tuple(Command("change", new) for old, new in pairs if old != new)
+        pairs = list(zip(current, wanted, strict=True))
+        if all(_replaceable(old, new) for old, new in pairs):
+            return tuple(Command("change", new) for old, new in pairs if old != new)
     remove = (Command("delete", current[0]),) if current else ()  # its children go with it
     return (*remove, *(Command("add", qdisc) for qdisc in wanted))
 
 
-def options(qdisc: Qdisc) -> dict[str, Any]:
-    """The full state as pyroute2 encodes it: TCA_OPTIONS of netem, keyword arguments of `tc` for the others."""
+def _replaceable(old: Qdisc, new: Qdisc) -> bool:
+    if isinstance(old, Netem) and isinstance(new, Netem):
+        return netem_options.replaceable(old.options, new.options)
+    return True
+
+
+def options(qdisc: Qdisc) -> bytes:
+    """TCA_OPTIONS with the full state."""
     match qdisc:
         case Netem():
-            return {
-                "delay": round(qdisc.delay_us * tick_in_usec),
-                "limit": qdisc.limit_packets,
-                "loss": loss_probability(qdisc.loss_ratio),
-                "gap": 0,
-                "duplicate": 0,
-                "jitter": round(qdisc.jitter_us * tick_in_usec),
-                "attrs": [
-                    ("TCA_NETEM_CORR", {"delay_corr": 0, "loss_corr": 0, "dup_corr": 0}),
-                    ("TCA_NETEM_REORDER", {"prob_reorder": 0, "corr_reorder": 0}),
-                    ("TCA_NETEM_CORRUPT", {"prob_corrupt": 0, "corr_corrupt": 0}),
-                    ("TCA_NETEM_RATE", {"rate": qdisc.rate_bytes, **_NO_CELLS}),
-                ],
-            }
+            return netem_options.encode(qdisc.options)
         case Tbf():
-            # Bytes/s as a number: a string would be bit/s.
-            rate = math.ceil(qdisc.rate_bps / 8)
-            return {"rate": rate, "burst": qdisc.burst_bytes, "limit": qdisc.limit_bytes}
+            rate = _RATESPEC.pack(0, _ETHERNET, 0, -1, 0, qdisc.rate_bytes)
+            parms = _TBF.pack(rate, bytes(_RATESPEC.size), qdisc.limit_bytes, 0, 0)
+            return rt.encode({_TBF_PARMS: parms, _TBF_BURST: qdisc.burst_bytes})
         case Prio():
-            return {"bands": qdisc.bands, "priomap": [0] * 16}
+            return _PRIO.pack(qdisc.bands, bytes(16))
         case Pfifo():
-            return {"limit": qdisc.limit_packets}
+            return struct.pack("=I", qdisc.limit_packets)
 
 
-_NO_CELLS = {"packet_overhead": 0, "cell_size": 0, "cell_overhead": 0}
-_FLAGS = {
-    "add": NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
-    "change": NLM_F_REQUEST | NLM_F_ACK,
-}
-
-
-def netem_message(ifindex: int, netem: Netem) -> tcmsg:
-    """The request that adds or changes a netem qdisc."""
-    message = tcmsg()
-    message["index"] = ifindex
-    message["handle"] = netem.handle
-    message["parent"] = netem.parent
-    message["attrs"] = [("TCA_KIND", "netem"), ("TCA_OPTIONS", options(netem))]
-    return message
-
-
-def _send(ipr: IPRoute, ifindex: int, command: Command) -> None:
-    qdisc = command.qdisc
-    place = {"index": ifindex, "handle": qdisc.handle, "parent": qdisc.parent}
+def request(ifindex: int, command: Command) -> rt.Request:
+    """The message of a command."""
+    qdisc, flags = command.qdisc, _QDISC_FLAGS[command.verb]
+    body = TCMSG.pack(0, ifindex, qdisc.handle, qdisc.parent, 0)
+    what = f"{command} on interface {ifindex}"
     if command.verb == "delete":
-        ipr.tc("delete", **place)
-    elif isinstance(qdisc, Netem):
-        message = netem_message(ifindex, qdisc)
-        message["header"]["type"] = RTM_NEWQDISC
-        message["header"]["flags"] = _FLAGS[command.verb]
-        ipr.nlm_request_batch([message])
-    else:
-        ipr.tc(command.verb, kind=type(qdisc).__name__.lower(), **place, **options(qdisc))
+        return rt.Request(what, DELQDISC, flags, body)
+    body += rt.encode({KIND: kind_of(qdisc), OPTIONS: options(qdisc)})
+    return rt.Request(what, NEWQDISC, flags, body)
 
 
-def execute(ipr: IPRoute, ifindex: int, commands: Sequence[Command]) -> None:
-    """Send commands in order; KernelError names the one that failed."""
+def execute(netlink: rt.Rtnetlink, ifindex: int, commands: Iterable[Command]) -> None:
+    """Send commands in order; KernelError names the one that failed, and those behind it are not sent."""
     for command in commands:
-        with attempting(f"{command} on interface {ifindex}"):
-            _send(ipr, ifindex, command)
+        netlink.ask([request(ifindex, command)])
 
 
-def dump(ipr: IPRoute, ifindex: int) -> dict[int, Any]:
+def get(ifindex: int, qdisc: Qdisc) -> rt.Request:
+    """Asks for one qdisc at its place. (ECHO: without it the kernel tells listeners only.)
+
+    ENOENT where there is none, EINVAL where there is another one.
+    """
+    what = f"read back {kind_of(qdisc)} ({show(qdisc.handle)})"
+    return rt.Request(what, GETQDISC, rt.ECHO, TCMSG.pack(0, ifindex, qdisc.handle, qdisc.parent, 0))
+
+
+def dump(netlink: rt.Rtnetlink, ifindex: int) -> dict[int, Found]:
     """The kernel's qdiscs of an interface, by handle."""
-    with attempting(f"read the qdiscs of interface {ifindex}"):
-        messages = ipr.get_qdiscs(index=ifindex)
-        return {m["handle"]: m for m in messages if m["index"] == ifindex}
+    what = f"read the qdiscs of interface {ifindex}"
+    answers = netlink.ask([rt.Request(what, GETQDISC, rt.DUMP, TCMSG.pack(0, ifindex, 0, 0, 0))])
+    return by_handle(body for kind, body in answers if kind == NEWQDISC and TCMSG.unpack_from(body)[1] == ifindex)
 
 
-def verify(found: dict[int, Any], tree: Tree) -> None:
+def by_handle(bodies: Iterable[bytes]) -> dict[int, Found]:
+    """RTM_NEWQDISC messages, by the qdiscs' handles."""
+    return {found.handle: found for found in map(decode, bodies)}
+
+
+def decode(body: bytes) -> Found:
+    _, ifindex, number, parent, _ = TCMSG.unpack_from(body)
+    values = rt.attributes(body[TCMSG.size :])
+    kind = rt.text(values.get(KIND, b""))
+    return Found(ifindex, number, parent, kind, values.get(OPTIONS, b""), _stats(values.get(STATS2, b"")))
+
+
+def _stats(raw: bytes) -> Stats:
+    values = rt.attributes(raw)
+    size, packets = _BASIC.unpack_from(values.get(_STATS_BASIC, bytes(_BASIC.size)))
+    waiting, backlog, drops = _QUEUE.unpack_from(values.get(_STATS_QUEUE, bytes(_QUEUE.size)))
+    return Stats(packets + waiting + drops, drops, waiting, size + backlog)
+
+
+def verify(found: Mapping[int, Found], tree: Sequence[Qdisc]) -> None:
     """KernelError when the kernel's state (see `dump`) differs from the tree."""
     for qdisc in tree:
-        attempted = f"read back {type(qdisc).__name__.lower()} ({show(qdisc.handle)})"
-        message = found.get(qdisc.handle)
-        if message is None:
+        attempted = f"read back {kind_of(qdisc)} ({show(qdisc.handle)})"
+        there = found.get(qdisc.handle)
+        if there is None:
             raise KernelError(attempted, detail="it is not there")
-        kind = message.get_attr("TCA_KIND")
-        if kind != type(qdisc).__name__.lower() or message["parent"] != qdisc.parent:
-            raise KernelError(attempted, detail=f"found {kind} below {show(message['parent'])}")
-        wrong = differences(qdisc, message.get_attr("TCA_OPTIONS"))
+        if there.kind != kind_of(qdisc) or there.parent != qdisc.parent:
+            raise KernelError(attempted, detail=f"found {there.kind} below {show(there.parent)}")
+        wrong = differences(qdisc, there.options)
         if wrong:
             raise KernelError(attempted, detail="; ".join(wrong))
 
 
-def differences(qdisc: Qdisc, found: Any) -> list[str]:
+def differences(qdisc: Qdisc, found: bytes) -> list[str]:
     """What the kernel's TCA_OPTIONS say that the qdisc does not, in words; empty when they agree."""
     match qdisc:
         case Netem():
-            return _netem_differences(qdisc, found)
+            return [] if netem_options.agrees(qdisc.report, found) else netem_options.differences(qdisc.options, found)
         case Tbf():
-            rate = found.get_attr("TCA_TBF_PARMS")["rate"]
-            return _unequal("rate in bytes/s", math.ceil(qdisc.rate_bps / 8), rate)
+            parms = _TBF.unpack_from(rt.attributes(found).get(_TBF_PARMS, bytes(_TBF.size)))
+            wrong = _unequal("rate in bytes/s", qdisc.rate_bytes, _RATESPEC.unpack(parms[0])[-1])
+            return wrong + _unequal("limit", qdisc.limit_bytes, parms[2]) + _burst_differs(qdisc, found, parms[3])
         case Prio():
-            priomap = list(found["priomap"])
-            return _unequal("bands", qdisc.bands, found["bands"]) + _unequal("map", [0] * 16, priomap)
+            bands, priomap = _PRIO.unpack_from(found)
+            return _unequal("bands", qdisc.bands, bands) + _unequal("map", bytes(16), priomap)
         case Pfifo():
-            return _unequal("limit", qdisc.limit_packets, found["limit"])
+            return _unequal("limit", qdisc.limit_packets, struct.unpack_from("=I", found)[0])
 
 
-def _netem_differences(qdisc: Netem, found: Any) -> list[str]:
-    wrong = _unequal("limit", qdisc.limit_packets, found["limit"])
-    for name in ("delay", "jitter"):
-        us = found[name] / tick_in_usec
-        if abs(us - getattr(qdisc, f"{name}_us")) > 1:
-            wrong.append(f"{name} is {us:.1f} us instead of {getattr(qdisc, f'{name}_us')} us")
-    loss = loss_ratio(found["loss"])
-    if abs(loss - qdisc.loss_ratio) > LOSS_TOLERANCE or (qdisc.loss_ratio == 0) != (found["loss"] == 0):
-        wrong.append(f"loss is {loss:.9f} instead of {qdisc.loss_ratio:.9f}")
-    for name in ("duplicate", "gap"):
-        wrong += _unequal(name, 0, found[name])
-    wrong += _unequal("rate", qdisc.rate_bytes, (found.get_attr("TCA_NETEM_RATE") or {"rate": 0})["rate"])
-    for attribute in ("CORR", "REORDER", "CORRUPT"):
-        values = found.get_attr(f"TCA_NETEM_{attribute}") or {}
-        foreign = {k: v for k, v in values.items() if v and not k.startswith(("attrs", "header"))}
-        if foreign:
-            wrong.append(f"{attribute.lower()} is set: {foreign}")
-    return wrong
+def _burst_differs(tbf: Tbf, found: bytes, buffer_ticks: int) -> list[str]:
+    """The kernel reports the time that a full bucket takes; a message says its bytes (TCA_TBF_BURST) instead."""
+    told = rt.attributes(found).get(_TBF_BURST)
+    ticks_per_s = 1e9 / netem_options.TICK_NS
+    size = rt.number(told) if told else round(buffer_ticks * tbf.rate_bytes / ticks_per_s)
+    one_tick = tbf.rate_bytes / ticks_per_s
+    if abs(size - tbf.burst_bytes) <= 1 + one_tick + tbf.burst_bytes / 1000:
+        return []
+    return [f"burst is {size} bytes instead of {tbf.burst_bytes}"]
 
 
 def _unequal(name: str, wanted: object, found: object) -> list[str]:
     return [] if wanted == found else [f"{name} is {found} instead of {wanted}"]
-
-
-def stats(message: Any) -> Stats:
-    """The counters of one dumped qdisc."""
-    both = message.get_attr("TCA_STATS2")
-    basic = both.get_attr("TCA_STATS_BASIC")
-    queue = both.get_attr("TCA_STATS_QUEUE")
-    return Stats(
-        seen=basic["packets"] + queue["qlen"] + queue["drops"],
-        dropped=queue["drops"],
-        waiting=queue["qlen"],
-        bytes_kept=basic["bytes"] + queue["backlog"],
-    )

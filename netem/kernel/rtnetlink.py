@@ -1,7 +1,8 @@
 """Requests to the kernel's network configuration, many in one system call (netlink(7), rtnetlink(7)).
 
 A lab of 64 hosts takes some 600 requests. pyroute2 needs half a millisecond to write or read one, the kernel a few
-microseconds to do it; so the lab's own are written here. What is rare or intricate (queues, filters) is pyroute2's.
+microseconds to do it; so the lab's own are written here, and those that change an impairment (`qdisc`, `u32`). A batch
+is laid out before it is due (`lay_out`); what is left then is one system call and reading the answers (`run`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from netem.kernel.errors import KernelError
 
 NEWLINK, DELLINK, GETLINK = 16, 17, 18  # linux/rtnetlink.h
 NEWADDR, NEWROUTE, GETROUTE, NEWNEIGH = 20, 24, 26, 28
-REQUEST, ACK, DUMP = 0x1, 0x4, 0x300  # linux/netlink.h
+REQUEST, ACK, ECHO, DUMP = 0x1, 0x4, 0x8, 0x300  # linux/netlink.h
 REPLACE, EXCLUSIVE, CREATE = 0x100, 0x200, 0x400
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_MASTER = 1, 3, 4, 10  # linux/if_link.h
 IFLA_LINKINFO, IFLA_GROUP, IFLA_NET_NS_FD, IFLA_EXT_MASK = 18, 27, 28, 29
@@ -31,9 +34,12 @@ _ERROR, _DONE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
 _ERROR_TEXT = 1  # NLMSGERR_ATTR_MSG
 _WITH_TEXT = 0x200  # NLM_F_ACK_TLVS: attributes follow the error
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
-_BATCH = 64  # of which each may answer, and all answers must find room in the socket's buffer
+BATCH = 128  # of which each may answer, and all answers must find room in the socket's buffer
+_BATCH_BYTES = 1 << 17  # a socket sends some 200 KB at once, unless told otherwise
+_BUFFER_BYTES = 1 << 20
 _ANSWER_BYTES = 1 << 16
 _LIMIT_S = 60.0  # the kernel answers before the request returns; a lock that others hold may delay that
+_SO_RCVBUFFORCE = 33
 _TYPE_MASK = 0x3FFF  # the upper bits of an attribute's type are flags
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -51,6 +57,23 @@ class Request:
     what: str
     kind: int
     flags: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests as bytes for one system call, numbered from `first` on. For one use, by the socket that laid it out."""
+
+    requests: tuple[Request, ...]
+    first: int
+    raw: bytes
+
+
+class Answer(NamedTuple):
+    """What request number `of` of a batch answered, beside its acknowledgement."""
+
+    of: int
+    kind: int
     body: bytes
 
 
@@ -108,13 +131,14 @@ def _raw(value: Value) -> bytes:
 def attributes(raw: bytes) -> dict[int, bytes]:
     """The attributes in a message's tail, by number."""
     found = {}
-    at = 0
-    while at + _ATTRIBUTE.size <= len(raw):
-        length, kind = _ATTRIBUTE.unpack_from(raw, at)
-        if length < _ATTRIBUTE.size:
+    unpack, head = _ATTRIBUTE.unpack_from, _ATTRIBUTE.size  # this is where reading back spends its time
+    at, last = 0, len(raw) - head
+    while at <= last:
+        length, kind = unpack(raw, at)
+        if length < head:
             break
-        found[kind & _TYPE_MASK] = raw[at + _ATTRIBUTE.size : at + length]
-        at += length + -length % 4
+        found[kind & _TYPE_MASK] = raw[at + head : at + length]
+        at += (length + 3) & ~3
     return found
 
 
@@ -154,6 +178,8 @@ class Rtnetlink:
         sock.settimeout(_LIMIT_S)
         for option in (_CAP_ACK, _EXT_ACK):  # errors with a text instead of a copy of the request
             sock.setsockopt(_SOL_NETLINK, option, 1)
+        with suppress(PermissionError):  # who may only look gets short answers
+            sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
 
     def close(self) -> None:
         self._sock.close()
@@ -163,18 +189,51 @@ class Rtnetlink:
 
         KernelError for the first that failed; what comes behind it may have been done.
         """
-        answers: list[tuple[int, bytes]] = []
-        for start in range(0, len(requests), _BATCH):
-            answers += self._ask_batch(requests[start : start + _BATCH])
-        return answers
+        return [(answer.kind, answer.body) for answer in self.run(self.lay_out(requests))]
 
     def links(self, what: str) -> list[Link]:
         """All interfaces of the namespace."""
         dump = Request(what, GETLINK, DUMP, link_body(0, {IFLA_EXT_MASK: _SKIP_STATS}))
-        return [link_of(body) for kind, body in self._ask_batch([dump]) if kind == NEWLINK]
+        return [link_of(body) for kind, body in self.ask([dump]) if kind == NEWLINK]
 
-    def _ask_batch(self, requests: Sequence[Request]) -> list[tuple[int, bytes]]:
-        """The kernel is done with all when `sendmsg` returns. Errors answer by themselves, the last one in any case."""
+    def find(self, ifname: str) -> Link:
+        """An interface by name. KernelError (ENODEV) when it is missing."""
+        body = link_body(0, {IFLA_IFNAME: ifname, IFLA_EXT_MASK: _SKIP_STATS})
+        ((_, found),) = self.ask([Request(f"find interface {ifname}", GETLINK, 0, body)])
+        return link_of(found)
+
+    def lay_out(self, requests: Sequence[Request]) -> list[Batch]:
+        """Requests in this order as batches. A batch has one dump at most, its last: the kernel refuses a second one
+        (EBUSY) until the first has been read.
+        """
+        groups: list[list[Request]] = []
+        full, size = True, 0
+        for request in requests:
+            size += _HEADER.size + len(request.body)
+            if full or size > _BATCH_BYTES:
+                groups.append([])
+                size = _HEADER.size + len(request.body)
+            groups[-1].append(request)
+            full = len(groups[-1]) == BATCH or request.flags & DUMP == DUMP
+        return [self._batch(group) for group in groups]
+
+    def run(self, batches: Sequence[Batch]) -> list[Answer]:
+        """Have batches done; their answers in order, numbered through all of them. KernelError as `ask`."""
+        answers: list[Answer] = []
+        done = 0
+        for batch in batches:
+            try:
+                # The kernel is done with all of it when this returns.
+                self._sock.sendto(batch.raw, (0, 0))
+                found = self._collect(batch)
+            except OSError as error:
+                raise KernelError(batch.requests[0].what, error.errno, str(error)) from error
+            answers += [Answer(done + of, kind, body) for of, kind, body in found] if done else found
+            done += len(batch.requests)
+        return answers
+
+    def _batch(self, requests: Sequence[Request]) -> Batch:
+        """Errors answer by themselves, the last request in any case."""
         first = self._sequence + 1
         self._sequence += len(requests)
         parts = []
@@ -182,24 +241,22 @@ class Rtnetlink:
             last = ACK if sequence == self._sequence and request.flags & DUMP != DUMP else 0
             size = _HEADER.size + len(request.body)
             parts += [_HEADER.pack(size, request.kind, REQUEST | request.flags | last, sequence, 0), request.body]
-        try:
-            self._sock.sendto(b"".join(parts), (0, 0))
-            return self._collect(first, requests)
-        except OSError as error:
-            raise KernelError(requests[0].what, error.errno, str(error)) from error
+            parts.append(bytes(-size % 4))
+        return Batch(tuple(requests), first, b"".join(parts))
 
-    def _collect(self, first: int, requests: Sequence[Request]) -> list[tuple[int, bytes]]:
-        answers: list[tuple[int, bytes]] = []
+    def _collect(self, batch: Batch) -> list[Answer]:
+        answers: list[Answer] = []
         failure: KernelError | None = None
+        first, last = batch.first, batch.first + len(batch.requests) - 1
         while True:
             for kind, flags, sequence, body in _messages(self._sock.recv(_ANSWER_BYTES)):
-                if not first <= sequence <= self._sequence:
+                if not first <= sequence <= last:
                     continue  # of a batch that was given up
-                if kind == _ERROR:
-                    failure = failure or _failure(requests[sequence - first].what, flags, body)
-                elif kind != _DONE:
-                    answers.append((kind, body))
-                if sequence == self._sequence and kind in (_ERROR, _DONE):
+                if kind in (_ERROR, _DONE):
+                    failure = failure or _failure(batch.requests[sequence - first].what, flags, body)
+                else:
+                    answers.append(Answer(sequence - first, kind, body))
+                if sequence == last and kind in (_ERROR, _DONE):
                     if failure is not None:
                         raise failure
                     return answers
@@ -227,7 +284,7 @@ def _messages(raw: bytes) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 def _failure(what: str, flags: int, body: bytes) -> KernelError | None:
-    """What an NLMSG_ERROR says; None for an acknowledgement."""
+    """What an NLMSG_ERROR or NLMSG_DONE says; None for an acknowledgement and the plain end of a dump."""
     code = -int.from_bytes(body[:4], sys.byteorder, signed=True)
     if code == 0:
         return None

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import socket
 import struct
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
-from pyroute2 import IPRoute
-
-from netem.kernel.errors import KernelError, attempting
+from netem.kernel import qdisc
+from netem.kernel import rtnetlink as rt
+from netem.kernel.errors import KernelError
 
 ETH_P_IP = 0x0800
-_SEL_HEADER_BYTES = 4 + 16  # attribute header, struct tc_u32_sel
+_NEWTFILTER, _DELTFILTER, _GETTFILTER = 44, 45, 46  # linux/rtnetlink.h
+_CLASSID, _SEL, _PCNT = 1, 5, 9  # TCA_U32_*
+_TERMINAL = 1  # TC_U32_TERMINAL: a match decides
+_SELECTOR = struct.Struct("=BBBxHHhhI")  # struct tc_u32_sel without its keys: flags, shift, number of keys, ...
+_KEY = struct.Struct("=4s4sii")  # struct tc_u32_key: mask, value, offset, offset mask
+_COUNTS = struct.Struct("=QQ")  # struct tc_u32_pcnt: looked at, matched
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,16 @@ class Filter:
             found |= match.bytewise()
         return found
 
+    @cached_property
+    def selector(self) -> bytes:
+        """TCA_U32_SEL: one key for each aligned word that is looked at. The kernel reports it as it got it."""
+        words: dict[int, tuple[bytearray, bytearray]] = {}
+        for offset, (value, mask) in self.bytewise().items():
+            masks, values = words.setdefault(offset & ~3, (bytearray(4), bytearray(4)))
+            masks[offset & 3], values[offset & 3] = mask, value
+        keys = [_KEY.pack(bytes(masks), bytes(values), at, 0) for at, (masks, values) in sorted(words.items())]
+        return _SELECTOR.pack(_TERMINAL, 0, len(keys), 0, 0, 0, 0, 0) + b"".join(keys)
+
 
 def prefixes(first: int, last: int, bits: int) -> list[tuple[int, int]]:
     """The fewest (value, mask) pairs that cover the inclusive window: a u32 key knows masks, no comparisons."""
@@ -72,79 +86,70 @@ def prefixes(first: int, last: int, bits: int) -> list[tuple[int, int]]:
     return pairs
 
 
-def add(ipr: IPRoute, ifindex: int, filters: Iterable[Filter]) -> None:
-    for item in filters:
-        # One key a byte: pyroute2 0.9 misplaces the bytes behind a zero byte inside a mask.
-        keys = [f"0x{v:02x}/0x{m:02x}+{offset}" for offset, (v, m) in sorted(item.bytewise().items())]
-        with attempting(f"add {item} on interface {ifindex}"):
-            ipr.tc(
-                "add-filter",
-                "u32",
-                index=ifindex,
-                parent=item.parent,
-                prio=item.priority,
-                protocol=ETH_P_IP,
-                target=item.target,
-                keys=keys,
-            )
+def add(ifindex: int, item: Filter) -> rt.Request:
+    """Adds a filter; the kernel chooses its handle, see `verify`."""
+    body = qdisc.TCMSG.pack(0, ifindex, 0, item.parent, _info(item.priority))
+    body += rt.encode({qdisc.KIND: "u32", qdisc.OPTIONS: {_CLASSID: item.target, _SEL: item.selector}})
+    return rt.Request(f"add {item} on interface {ifindex}", _NEWTFILTER, rt.CREATE | rt.EXCLUSIVE, body)
 
 
-def remove(ipr: IPRoute, ifindex: int, parent: int, priority: int) -> None:
-    """Remove the filters of one priority, all at once."""
-    info = socket.htons(ETH_P_IP) | priority << 16
-    with attempting(f"remove filters of priority {priority} on interface {ifindex}"):
-        ipr.tc("del-filter", index=ifindex, parent=parent, info=info)
+def remove(ifindex: int, parent: int, priority: int) -> rt.Request:
+    """Removes the filters of one priority, all at once."""
+    what = f"remove filters of priority {priority} on interface {ifindex}"
+    return rt.Request(what, _DELTFILTER, 0, qdisc.TCMSG.pack(0, ifindex, 0, parent, _info(priority)))
+
+
+def get(ifindex: int, item: Filter, handle: int) -> rt.Request:
+    """Asks for one filter by the handle that `verify` found."""
+    body = qdisc.TCMSG.pack(0, ifindex, handle, item.parent, _info(item.priority))
+    return rt.Request(f"read {item} on interface {ifindex}", _GETTFILTER, 0, body)
+
+
+def dump(ifindex: int, parent: int) -> rt.Request:
+    """Asks for all filters of a qdisc."""
+    body = qdisc.TCMSG.pack(0, ifindex, 0, parent, 0)
+    return rt.Request(f"read the filters of interface {ifindex}", _GETTFILTER, rt.DUMP, body)
+
+
+def _info(priority: int) -> int:
+    return socket.htons(ETH_P_IP) | priority << 16
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
+    """A filter as the kernel describes it. `hits`: packets that it has matched (0 without CONFIG_CLS_U32_PERF)."""
+
+    handle: int
     priority: int
     target: int
-    bytewise: dict[int, tuple[int, int]]
+    selector: bytes
     hits: int
 
 
-def verify(ipr: IPRoute, ifindex: int, parent: int, wanted: Sequence[Filter]) -> list[int]:
-    """How many packets each filter has matched. KernelError unless exactly the wanted filters are in place.
-
-    A kernel without CONFIG_CLS_U32_PERF counts none: all 0.
-    """
-    found = _dump(ipr, ifindex, parent)
-    hits = []
-    missing = []
+def verify(found: Iterable[Found], wanted: Sequence[Filter]) -> list[Found]:
+    """For each wanted filter what the kernel has. KernelError unless it has exactly the wanted ones."""
+    there: dict[tuple[int, int, bytes], list[Found]] = {}
+    for entry in found:
+        there.setdefault((entry.priority, entry.target, entry.selector), []).append(entry)
+    missing, matched = [], []
     for item in wanted:
-        expected = (item.priority, item.target, item.bytewise())
-        same = [f for f in found if (f.priority, f.target, f.bytewise) == expected]
-        if not same:
+        same = there.get((item.priority, item.target, item.selector))
+        if same:
+            matched.append(same.pop(0))
+        else:
             missing.append(item)
-            continue
-        found.remove(same[0])
-        hits.append(same[0].hits)
-    if missing or found:
-        what = f"read back the filters of interface {ifindex}"
-        raise KernelError(what, detail=f"missing {missing}, not asked for {found}")
-    return hits
+    foreign = [entry for entries in there.values() for entry in entries]
+    if missing or foreign:
+        raise KernelError("read back the filters", detail=f"missing {missing}, not asked for {foreign}")
+    return matched
 
 
-def _dump(ipr: IPRoute, ifindex: int, parent: int) -> list[_Found]:
-    with attempting(f"read the filters of interface {ifindex}"):
-        messages = ipr.get_filters(index=ifindex, parent=parent)
-        decoded = (_decode(message) for message in messages if message["index"] == ifindex)
-        return [entry for entry in decoded if entry is not None]
-
-
-def _decode(message: Any) -> _Found | None:
-    """A dumped filter; None for the hash tables that the kernel lists beside them."""
-    options = message.get_attr("TCA_OPTIONS")
-    selector = options.get_attr("TCA_U32_SEL") if options is not None else None
-    if selector is None:
+def decode(body: bytes) -> Found | None:
+    """A filter (RTM_NEWTFILTER); None for the hash tables that the kernel lists beside them."""
+    _, _, handle, _, info = qdisc.TCMSG.unpack_from(body)
+    values = rt.attributes(rt.attributes(body[qdisc.TCMSG.size :]).get(qdisc.OPTIONS, b""))
+    if _SEL not in values:
         return None
-    bytewise: dict[int, tuple[int, int]] = {}
-    # pyroute2 0.9 decodes the keys four bytes too early; so they are read here.
-    for i in range(selector["nkeys"]):
-        start = selector.offset + _SEL_HEADER_BYTES + 16 * i
-        mask, value, offset, _ = struct.unpack_from(">4s4s4si", selector.data, start)
-        bytewise |= Match(int.from_bytes(offset, sys.byteorder, signed=True), value, mask).bytewise()
-    counted = options.get_attr("TCA_U32_PCNT")
-    hits = counted["rhit"] if counted is not None else 0
-    return _Found(message["info"] >> 16, options.get_attr("TCA_U32_CLASSID"), bytewise, hits)
+    hits = _COUNTS.unpack_from(values[_PCNT])[1] if _PCNT in values else 0
+    target = rt.number(values[_CLASSID]) if _CLASSID in values else 0
+    return Found(handle, info >> 16, target, values[_SEL], hits)

@@ -248,6 +248,9 @@ class Port(Protocol):
         LinkError when something else is in place.
         """
 
+    def prepare(self, rules: Sequence[LossRule]) -> None:
+        """Say that these rules come next: what can be worked out before `set_loss` is. It may be left out."""
+
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         """Replace all loss rules (`()`: none) and read them back; LinkError if anything else is in place."""
 

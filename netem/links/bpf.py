@@ -27,7 +27,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.kernel import bpf, offload, qdisc, veth
 from netem.kernel.errors import KernelError, attempting
-from netem.kernel.netns import open_netlink
+from netem.kernel.netns import open_netlink, open_rtnetlink
 from netem.links import mask, program
 from netem.links import program_layout as layout
 from netem.links.base import (
@@ -365,9 +365,12 @@ class BpfPort:
         """See `Port.adopt`. The loss program is replaced in any case, which takes no moment without one."""
         wanted = rate_tree(shape, self._mtu) if self._queues else ()
         netns, ifname = self._port
-        with _translated(f"find the queue of {self.name}"), closing(open_netlink(netns)) as netlink:
-            qdisc.verify(qdisc.dump(netlink, veth.index_of(netlink, ifname)), wanted)
+        with _translated(f"find the queue of {self.name}"), closing(open_rtnetlink(netns)) as netlink:
+            qdisc.verify(qdisc.dump(netlink, netlink.find(ifname).index), wanted)
         self._tree = wanted
+
+    def prepare(self, rules: Sequence[LossRule]) -> None:
+        """Nothing to work out: maps are written."""
 
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         self._filter.set_loss(rules)
@@ -426,8 +429,8 @@ class BpfPort:
         if not wanted and not self._tree:
             return
         netns, ifname = self._port
-        with _translated(f"rate at port {self.name}"), closing(open_netlink(netns)) as netlink:
-            index = veth.index_of(netlink, ifname)
+        with _translated(f"rate at port {self.name}"), closing(open_rtnetlink(netns)) as netlink:
+            index = netlink.find(ifname).index
             qdisc.execute(netlink, index, qdisc.plan(self._tree, wanted))
             qdisc.verify(qdisc.dump(netlink, index), wanted)
         self._tree = wanted
@@ -436,9 +439,9 @@ class BpfPort:
         if not self._tree:
             return 0
         netns, ifname = self._port
-        with _translated(f"statistics of port {self.name}"), closing(open_netlink(netns)) as netlink:
-            found = qdisc.dump(netlink, veth.index_of(netlink, ifname))
-        return qdisc.stats(found[self._tree[0].handle]).dropped
+        with _translated(f"statistics of port {self.name}"), closing(open_rtnetlink(netns)) as netlink:
+            found = qdisc.dump(netlink, netlink.find(ifname).index)
+        return found[self._tree[0].handle].stats.dropped
 
 
 def rate_tree(shape: Shape, mtu: int) -> qdisc.Tree:

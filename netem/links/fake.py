@@ -50,6 +50,9 @@ class FakePort:
     def adopt(self, shape: Shape, sources: Sequence[str]) -> None:
         self.shape, self.flow, self.key, self._sources = shape, None, None, tuple(sources)
 
+    def prepare(self, rules: Sequence[LossRule]) -> None:
+        """Nothing to work out."""
+
     def set_loss(self, rules: Sequence[LossRule]) -> None:
         by_source: dict[str, list[LossRule]] = {}
         for rule in rules:

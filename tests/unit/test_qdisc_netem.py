@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from netem.kernel import qdisc
+from netem.kernel.netem_options import NetemOptions
 from netem.kernel.qdisc import Netem, Prio, Tbf, handle
 from netem.links.base import LinkError, LossRule, Shape, UnsupportedFeature
 from netem.links.fake import FakePort
-from netem.links.netem import NetemPort, combined, limit_packets, tree
+from netem.links.netem import NetemPort
+from netem.links.tree import IN_ORDER, combined, limit_packets, tree
 
 
 def test_the_tree_without_rate() -> None:
     assert tree(Shape(delay_us=10_000, loss_ratio=0.01), 1500, [0.01, 0.9]) == (
         Prio(handle(0x10), qdisc.ROOT, 2),
-        Netem(handle(0x100), handle(0x10, 1), 12_500, 10_000, 0, 0.01),
-        Netem(handle(0x101), handle(0x10, 2), 12_500, 10_000, 0, 0.9),
+        Netem(handle(0x100), handle(0x10, 1), NetemOptions(12_500, 10_000_000, loss=0.01)),
+        Netem(handle(0x101), handle(0x10, 2), NetemOptions(12_500, 10_000_000, loss=0.9)),
     )
 
 
@@ -35,13 +39,14 @@ def test_without_loss_of_its_own_it_needs_no_bands() -> None:
 def test_all_bands_differ_by_their_loss_only(loss: float) -> None:
     shape = Shape(delay_us=5000, jitter_us=700, rate_bps=10**8)
     bands = [q for q in tree(shape, 1500, [0.0, loss]) if isinstance(q, Netem)]
-    assert len({(b.delay_us, b.jitter_us, b.limit_packets, b.in_order) for b in bands}) == 1
+    assert {replace(b.options, loss=0.0) for b in bands} == {replace(bands[0].options, loss=0.0)}
+    assert [b.options.loss for b in bands] == [0.0, loss]
 
 
 def test_jitter_reorders_only_without_a_rate() -> None:
     for rate_bps, in_order in ((None, False), (10**8, True)):
         bands = tree(Shape(delay_us=5000, jitter_us=700, rate_bps=rate_bps), 1500, [0.0])
-        assert bands[-1].in_order is in_order
+        assert bands[-1].options.rate == (IN_ORDER if in_order else None)
 
 
 @pytest.mark.parametrize(

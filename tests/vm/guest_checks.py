@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,13 @@ import guest_path  # noqa: E402
 from guest_network import DATA_PORT, RECEIVER, Network, Traffic  # noqa: E402
 
 from netem.kernel import qdisc  # noqa: E402
-from netem.kernel.netns import open_netlink  # noqa: E402
+from netem.kernel.netns import open_netlink, open_rtnetlink  # noqa: E402
 from netem.kernel.user import User  # noqa: E402
 from netem.links.base import Flow, Key, LinkError, LossRule, Shape, UnsupportedFeature  # noqa: E402
 from netem.links.bpf import BpfPort  # noqa: E402
 from netem.links.mask import port_state  # noqa: E402
-from netem.links.netem import NetemPort, netem_handle  # noqa: E402
+from netem.links.netem import NetemPort  # noqa: E402
+from netem.links.tree import netem_handle  # noqa: E402
 from netem.preflight import first_closed  # noqa: E402
 
 SENDERS = ["10.77.0.2", "10.77.0.3"]
@@ -71,8 +72,12 @@ def rule(source: str, ratio: float, **more: Any) -> LossRule:
 
 
 def handles(network: Network) -> list[str]:
-    with open_netlink(network.near.netns) as ipr:
-        return sorted(qdisc.show(h) for h in qdisc.dump(ipr, network.ifindex))
+    return sorted(qdisc.show(handle) for handle in qdiscs(network))
+
+
+def qdiscs(network: Network) -> dict[int, qdisc.Found]:
+    with closing(open_rtnetlink(network.near.netns)) as netlink:
+        return qdisc.dump(netlink, network.ifindex)
 
 
 def account(port: NetemPort) -> dict[str, Any]:
@@ -178,9 +183,8 @@ def change_in_place() -> dict[str, Any]:
         traffic.send(200)
         traffic.send(200, other=True)
         port.set_loss([rule(SENDERS[0], 1.0)])
-        with open_netlink(network.near.netns) as ipr:
-            found = qdisc.dump(ipr, network.ifindex)
-        waiting = [qdisc.stats(found[netem_handle(band)]).waiting for band in range(3)]
+        found = qdiscs(network)
+        waiting = [found[netem_handle(band)].stats.waiting for band in range(3)]
         port.set_loss([rule(SENDERS[0], 0.0)])
         port.set_loss([])
         port.install(Shape(delay_us=1_000), FLOW, KEY, SENDERS)
@@ -195,6 +199,22 @@ def change_in_place() -> dict[str, Any]:
             "apply_s": applied - started, "clear_s": cleared - applied,
             "later_sent": 5_000, "later_received": traffic.count(5_000), **account(port),
         }  # fmt: skip
+
+
+@check
+def change_time() -> dict[str, Any]:
+    """Seconds of a change for three senders, laid out before, on and off in turns."""
+    senders = [f"10.77.0.{2 + i}" for i in range(3)]
+    with port_of(Shape(), senders) as (port, _):
+        rules = [rule(source, 0.9) for source in senders]
+        took: list[float] = []
+        for turn in range(44):
+            wanted = rules if turn % 2 == 0 else []
+            port.prepare(wanted)
+            began = time.perf_counter()
+            port.set_loss(wanted)
+            took.append(time.perf_counter() - began)
+        return {"on_s": took[4::2], "off_s": took[5::2]}
 
 
 @check
