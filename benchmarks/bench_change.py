@@ -3,10 +3,10 @@
 Change: `Port.set_loss` at the switch port that faces the server, on and off in turns, for three workers. When it
 returns the new state of all senders has been written, read back and switched to. `bpf`: writes to maps; `switch` is
 the last of them, the one that makes the packets see it. `netem`: one batch of netlink messages, laid out before
-(`prepare`) as in a run: qdiscs changed in place, filters replaced, all read back. Where the kernel has no sch_netem
-that line is missing, and an equal batch stands beside it: as many messages of the same kinds for qdiscs that are here
-(a chain of sch_tbf, u32 filters at clsact), sent, read and compared by the same code. The whole step of a scenario
-(the ports of all hosts) is shown beside it.
+(`prepare`) as changes by time are: qdiscs changed in place, filters replaced, all read back. Where the kernel has no
+sch_netem that line is missing, and an equal batch stands beside it: as many messages of the same kinds for qdiscs that
+are here (a chain of sch_tbf, u32 filters at clsact), sent, read and compared by the same code. The whole step of a
+scenario (the ports of all hosts) is shown beside it.
 
 Gates: the same replay with a gate before every round (bursts of loss 0 at every iteration, so nothing is lost) and
 without any; milliseconds between two iterations. A round's latency never includes the gate.

@@ -55,6 +55,8 @@ class LossPlan:
     phases: tuple[tuple[str, BurstLike], ...] = ()
     recorded: frozenset[FlowKey] = frozenset()
     """Flows that a recorded mask loses something of; how much, only who sent knows."""
+    in_bursts: frozenset[tuple[int, str]] = frozenset()
+    """Flows that lose packets by a model, not each by itself: no interval of independent losses holds for them."""
 
     @cached_property
     def _by_iteration(self) -> dict[int, list[tuple[BurstLike, float | None]]]:
@@ -82,7 +84,7 @@ class LossPlan:
         self, iteration: int, worker: int, direction: str, phase: str = "", by_time: Collection[float] = (0.0,)
     ) -> tuple[float | None, bool]:
         """(loss ratio, whether a burst covers this round). The ratio is None where it holds for a part of
-        it only.
+        it only, or on average.
 
         Of two bursts the higher loss holds: both compare the same hash with their threshold. `by_time`: all the
         losses that events by time asked for within the round.
@@ -97,6 +99,8 @@ class LossPlan:
         asked |= {max(highest, burst.loss) for burst, for_s in covering if for_s is not None}
         if len(asked) != 1:
             return None, True
+        if (worker, direction) in self.in_bursts:
+            return None, bool(covering)
         return together(base, asked.pop()), bool(covering)
 
 

@@ -124,13 +124,37 @@ def _shape(shape: LinkShape) -> str:
     if shape.delay_s:
         parts.append(f"{format_time(shape.delay_s)} delay")
     if shape.jitter_s:
-        parts.append(f"{format_time(shape.jitter_s)} jitter")
+        parts.append(f"{format_time(shape.jitter_s)} jitter{_distribution(shape.distribution)}")
     if shape.loss:
         parts.append(f"{loss_text(shape.loss)} loss")
+    parts += _rarer(shape)
     if shape.queue is not None:
         packets = shape.queue_packets
         parts.append(f"queue {f'{packets} packets' if packets else format_size(shape.queue_bytes or 0)}")
     return ", ".join(parts) or _PLAIN
+
+
+def _distribution(distribution: str | tuple[int, ...]) -> str:
+    if distribution == "uniform":
+        return ""
+    return f" ({distribution})" if isinstance(distribution, str) else f" (a table of {len(distribution)} values)"
+
+
+def _rarer(shape: LinkShape) -> list[str]:
+    """What only netem can do, in the words of tc-netem(8)."""
+    parts = [
+        f"{format_ratio(ratio)} {word}"
+        for ratio, word in (
+            (shape.duplicate, "duplicated"),
+            (shape.corrupt, "corrupted"),
+            (shape.reorder.ratio if shape.reorder else 0.0, "reordered"),
+        )
+        if ratio
+    ]
+    parts += ["overhead of packets"] if shape.overhead else []
+    parts += ["in slots"] if shape.slot else []
+    parts += ["marked by ECN"] if shape.ecn else []
+    return parts + ([f"limit {shape.limit} packets"] if shape.limit else [])
 
 
 def scenario_lines(spec: Scenario) -> list[str]:

@@ -158,9 +158,9 @@ def _choice(choice: BackendChoice | None, new: Topology, state_dir: Path) -> Bac
     from netem.links.choose import choose
 
     if choice is None:
-        return choose("auto", "auto", new.needs_delay, preflight.probe(state_dir))
-    if new.needs_delay and choice.name == "bpf":
-        choose("bpf", "auto", True, preflight.probe(state_dir))
+        return choose("auto", "auto", new.needs_netem, preflight.probe(state_dir))
+    if new.needs_netem and choice.name == "bpf":
+        choose("bpf", "auto", new.needs_netem, preflight.probe(state_dir))
     return choice
 
 

@@ -113,7 +113,7 @@ def up(
             hint = f"end it with `dblp-netem {ending}`, or give another --name"
             raise CommandError(f"there is a lab {wanted} ({lab.id}) already; {hint}")
     started = time.monotonic()
-    choice = choose_backend("auto", "auto", spec.needs_delay, preflight.probe(state_dir)) if _shaped(spec) else None
+    choice = choose_backend("auto", "auto", spec.needs_netem, preflight.probe(state_dir)) if _shaped(spec) else None
     try:
         built = Lab.build(spec, name=wanted, state_dir=state_dir, settings=Settings(gso=not spec.shapes_uplinks))
     except PlanError as error:

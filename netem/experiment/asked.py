@@ -7,7 +7,7 @@ from pathlib import Path
 from netem.analysis.merge import BurstLike, LossPlan, RoundsLike
 from netem.analysis.recorded import Mask, MaskError, joined, read_mask
 from netem.experiment.executor import touched
-from netem.experiment.passages import base_loss
+from netem.experiment.passages import base_loss, in_bursts
 from netem.links.base import UnsupportedFeature
 from netem.links.choose import BackendChoice
 from netem.spec import Loaded, Scenario, phase_effects, windows
@@ -52,7 +52,7 @@ def loss_plan(spec: Scenario, seed: int, mask: Mask | None = None) -> LossPlan:
     phases = [(phase, burst) for phase, effect in phase_effects(spec) for burst in _losses(effect, spec)]
     recorded = frozenset((flow.round, flow.rank, flow.direction) for flow in mask or ())
     base = base_loss(spec.topology)
-    return LossPlan((), spec.topology.ranks, base, tuple(rounds), tuple(phases), recorded)
+    return LossPlan((), spec.topology.ranks, base, tuple(rounds), tuple(phases), recorded, in_bursts(spec.topology))
 
 
 def _losses(effect: Effect, spec: Scenario) -> tuple[BurstLike, ...]:

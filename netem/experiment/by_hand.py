@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from netem.experiment.counters import LinkCount, count
-from netem.experiment.wiring import shape_of
+from netem.experiment.wiring import chain_of, senders_of, shape_of
 from netem.kernel import netns, offload
 from netem.lab import Lab
 from netem.lab.standing import WAYS, Lost, Standing, Way, queued, with_shapes
@@ -17,6 +17,7 @@ from netem.links.bpf import BpfPort, LossFilter
 from netem.links.choose import BackendChoice
 from netem.links.netem import NetemPort
 from netem.spec import LinkShape, Topology
+from netem.spec.impairments import FourStateLoss
 
 
 def put(lab: Lab, standing: Standing, new: Topology, choice: BackendChoice) -> Standing:
@@ -72,7 +73,7 @@ class _Place:
     def _down(self, old: LinkShape | None, shape: LinkShape) -> None:
         place, host = self.lab.port_of(self.host), self.lab.hosts[self.host]
         port = self._port(f"port to {self.host}", place.netns, place.ifname, (host.netns, host.ifname))
-        senders = [each.address for each in self.lab.hosts.values()]
+        senders = senders_of(self.lab, self.choice)
         if old is not None:
             port.adopt(shape_of(old), senders)
         port.install(shape_of(shape), None, None, senders)
@@ -82,19 +83,21 @@ class _Place:
         host = self.lab.hosts[self.host]
         port = self._port(f"uplink of {self.host}", host.netns, host.ifname, None)
         if old is not None:
-            port.adopt(replace(shape_of(old), loss_ratio=0.0), ())
+            port.adopt(replace(shape_of(old), loss_ratio=0.0, chain=None), ())
         if queued(shape):
             netns.call_in(host.netns, lambda: offload.write_here(host.ifname, {offload.GSO: False}))
-            port.install(replace(shape_of(shape), loss_ratio=0.0), None, None, ())
+            port.install(replace(shape_of(shape), loss_ratio=0.0, chain=None), None, None, ())
         else:
             port.close()
 
-    def _lose(self, ratio: float) -> None:
+    def _lose(self, asked: float) -> None:
         """Where the packets enter the switch: a sender's TCP would notice it at home."""
         place, host = self.lab.port_of(self.host), self.lab.hosts[self.host]
         loss = LossFilter(place.netns, place.ifname, "ingress")
-        if ratio or loss.adopt([host.address]):
-            loss.install(None, None, [host.address], ratio)
+        chain = chain_of(asked)
+        ratio = 0.0 if chain or isinstance(asked, FourStateLoss) else float(asked)
+        if ratio or chain or loss.adopt([host.address]):
+            loss.install(None, None, [host.address], ratio, chain)
 
     def _port(self, label: str, space: str, ifname: str, receiver: tuple[str, str] | None) -> Port:
         mtu = self.lab.hosts[self.host].mtu

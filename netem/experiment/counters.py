@@ -123,6 +123,7 @@ def _queues(found: Mapping[int, qdisc.Found]) -> tuple[int, int]:
     lost = over = 0
     for each in found.values():
         if each.kind == NETEM:
-            split = split_drops(each.stats.seen, each.stats.dropped, netem_options.decode(each.options).loss_ratio)
+            options = netem_options.decode(each.options)
+            split = split_drops(each.stats.seen, each.stats.dropped, options.loss_ratio, options.clustering)
             lost, over = lost + split[0], over + split[1]
     return max(over, total - lost), lost

@@ -265,7 +265,9 @@ class Fabric:
         return drops
 
     def uplink_drops(self) -> dict[str, int]:
-        """Packets in front of the loss that a queue had no room for, since `install`, by direction."""
+        """Packets in front of the loss that a queue had no room for, or that a host's own netem lost, since `install`,
+        by direction.
+        """
         drops = self._since_install("uplink")
         if self._queues_first:
             drops = {way: count + self._since_install("queue")[way] for way, count in drops.items()}
@@ -288,18 +290,21 @@ class Fabric:
         drops = {"up": 0, "down": 0}
         for name, port in self.wiring.uplinks.items():
             if name in self.spec.topology.ranks:
-                drops["up" if self.spec.topology.ranks[name] else "down"] += port.health().queue_dropped
+                way = "up" if self.spec.topology.ranks[name] else "down"
+                drops[way] += port.health().queue_dropped + _lost(port)
         return drops
 
     def trunk_drops(self) -> dict[str, int]:
-        """Packets that queues and devices between switches had no room for, since `install`, by direction."""
+        """Packets that queues and devices between switches had no room for, or that a model of loss there lost, since
+        `install`, by direction.
+        """
         return self._since_install("trunk")
 
     def _trunk_drops(self) -> dict[str, int]:
         drops = {"up": 0, "down": 0}
         for passage, port in self._trunks():
             if passage.direction:
-                drops[passage.direction] += port.health().queue_dropped
+                drops[passage.direction] += port.health().queue_dropped + _lost(port)
         for way, count in self._tx_dropped(self._trunk_places()).items():
             drops[way] += count
         return drops
@@ -353,3 +358,8 @@ class Fabric:
         for recorded in self.recorded.values():
             recorded.close()
         self.wiring.close()
+
+
+def _lost(port: Port) -> int:
+    """Packets that a port in front of the last has lost by a model: there are no senders to tell apart."""
+    return sum(counter.dropped for counter in port.counters())

@@ -187,7 +187,7 @@ class OpenFabric(Fabric):
 
     def _base_loss(self, port: str) -> float:
         if port in self.ports:
-            return self.wiring.down(port).loss_ratio
+            return self.spec.topology.link_of(port).down.loss
         return next(each.shape.loss for place, each in self.passages.items() if self._name(*place) == port)
 
     def drops(self) -> dict[str, dict[str, int]]:

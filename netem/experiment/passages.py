@@ -12,6 +12,7 @@ from functools import reduce
 from netem.lab.plan import routes_of
 from netem.lab.routing import METHOD
 from netem.spec import LinkShape, Topology
+from netem.spec.impairments import FourStateLoss
 from netem.spec.loss import together
 
 Flow = tuple[str, int]
@@ -73,15 +74,33 @@ def _flows(topology: Topology) -> dict[Flow, tuple[tuple[str, str], ...]]:
 
 
 def base_loss(topology: Topology) -> dict[tuple[int, str], float]:
-    """Steady loss of each worker's path, by (worker's rank, direction), where there is any."""
+    """Steady loss of each worker's path, by (worker's rank, direction), where there is any.
+
+    A loss by four states in front of the last link is not in it: netem loses those packets there
+    (`Fabric.uplink_drops`, `trunk_drops`), and nobody counts them by flow.
+    """
     found: dict[tuple[int, str], float] = {}
     names = {rank: name for name, rank in topology.ranks.items()}
     for (direction, rank), places in passages(topology).of_flow.items():
         last = topology.link_of(topology.server if direction == "up" else names[rank]).down
-        lost = reduce(together, (shape.loss for shape in (*(place.shape for place in places), last)))
+        losses = (*(place.shape.loss for place in places), last.loss)
+        # Four states in front of the last link are netem's: see above.
+        counted = [loss for loss in losses[:-1] if not isinstance(loss, FourStateLoss)]
+        own = float(losses[-1]) if isinstance(losses[-1], FourStateLoss) else losses[-1]
+        lost = reduce(together, (*counted, own))
         if lost:
             found[rank, direction] = lost
     return found
+
+
+def in_bursts(topology: Topology) -> frozenset[tuple[int, str]]:
+    """(worker's rank, direction) of the paths whose last link loses packets by four states: not each by itself."""
+    names = {rank: name for name, rank in topology.ranks.items()}
+    return frozenset(
+        (rank, direction)
+        for direction, rank in passages(topology).of_flow
+        if isinstance(topology.link_of(topology.server if direction == "up" else names[rank]).down.loss, FourStateLoss)
+    )
 
 
 def routing_facts(topology: Topology) -> dict[str, object]:

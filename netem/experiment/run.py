@@ -41,7 +41,7 @@ from netem.kernel.errors import LabError
 from netem.kernel.user import User
 from netem.lab import Lab, Settings
 from netem.links.base import LinkError, UnsupportedFeature
-from netem.links.choose import BackendChoice, choose
+from netem.links.choose import BackendChoice, check_bands, choose
 from netem.preflight import probe, require, require_memory
 from netem.spec import (
     Command,
@@ -123,9 +123,10 @@ def run_scenario(loaded: Loaded, options: RunOptions, console: Console) -> int:
         require_programs(loaded, user)
     require_iperf(spec)
     require_memory(gradient_bytes(loaded), len(spec.topology.workers))
-    mask = recorded_mask(loaded)
+    mask, topology = recorded_mask(loaded), spec.topology
     probes = probe(options.state_dir)
-    choice = choose(spec.link.backend, spec.link.loss_engine, needs_delay(spec), probes)
+    choice = choose(spec.link.backend, spec.link.loss_engine, topology.needs_netem or needs_delay(spec), probes)
+    check_bands(choice.loss_engine, topology.needs_one_netem, topology.four_state_losses)
     require_recorder(spec, probes)
     check_recorded(mask, spec, choice)
     check_engine(spec, choice)

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from netem.experiment.extras import extras_of
 from netem.experiment.passages import Passage, passages
 from netem.lab import Lab
 from netem.links import mask
-from netem.links.base import Flow, Key, Port, Shape
+from netem.links.base import Extras, Flow, Key, Port, Shape
 from netem.links.bpf import BpfPort, Hook, LossFilter
 from netem.links.chain import GilbertElliott
 from netem.links.choose import BackendChoice
 from netem.links.netem import NetemPort
 from netem.spec import LinkShape, Shift, Topology
 from netem.spec.effects import LinkEnd
+from netem.spec.impairments import FourStateLoss
 from netem.spec.loss import BurstyLoss
 
 STANDING_RATE_BPS = 32 * 10**9
@@ -30,17 +32,23 @@ def shape_of(shape: LinkShape, loss_at: str = "before_rate") -> Shape:
         delay_us=shape.delay_us,
         jitter_us=shape.jitter_us,
         rate_bps=None if shape.rate_bps is None else round(shape.rate_bps),
-        loss_ratio=0.0 if isinstance(shape.loss, BurstyLoss) else shape.loss,
+        loss_ratio=0.0 if isinstance(shape.loss, BurstyLoss | FourStateLoss) else shape.loss,
         chain=chain_of(shape.loss),
         limit_packets=shape.queue_packets,
         queue_bytes=shape.queue_bytes,
         loss_at="after_rate" if loss_at == "after_rate" else "before_rate",
+        extras=extras_of(shape),
     )
 
 
 def chain_of(loss: float) -> GilbertElliott | None:
     """The chain of a loss in bursts, in the terms of the links."""
     return GilbertElliott(*loss.parameters) if isinstance(loss, BurstyLoss) else None
+
+
+def senders_of(lab: Lab, choice: BackendChoice) -> list[str]:
+    """At ports that make no bursts. There netem tells no senders apart, and so has no need of a band for each."""
+    return [] if choice.loss_engine == "netem" else [host.address for host in lab.hosts.values()]
 
 
 Place = tuple[str, str]
@@ -81,7 +89,7 @@ class Wiring:
         for passage in self.passages.all:
             self._install_passage(passage)
         for name, port in self.side_ports.items():
-            port.install(self.down(name), None, None, self.addresses)
+            port.install(self.down(name), None, None, senders_of(self.lab, self.choice))
 
     def down(self, name: str) -> Shape:
         """From the switch to a host."""
@@ -121,7 +129,7 @@ class Wiring:
     def install_steady(self) -> None:
         """No experiment, only what the topology says: for a lab that stands by itself."""
         for name, port in self.ports.items():
-            port.install(self.down(name), None, None, self.addresses)
+            port.install(self.down(name), None, None, senders_of(self.lab, self.choice))
         self.install_losses({}, None)
 
     def install_losses(self, flows: Mapping[str, Flow], key: Key | None) -> None:
@@ -155,8 +163,11 @@ class Wiring:
             place = self.lab.port_between(here, there)
             end = (place.netns, place.ifname)
         queued = shape.limit_packets or shape.queue_bytes
-        if shape.delay_us or shape.jitter_us or shape.rate_bps or shifted or (queued and not passage.from_host):
-            port = self._port(passage.name, *end)
+        asked = shape.delay_us or shape.jitter_us or shape.rate_bps or shape.extras != Extras()
+        if asked or shifted or (queued and not passage.from_host):
+            # Four states are netem's whatever the engine of the bursts.
+            own = shape.extras.loss is not None
+            port = NetemPort(passage.name, *end) if own else self._port(passage.name, *end)
             port.install(self.up(here) if shifted else replace(shape, loss_ratio=0.0, chain=None), None, None, ())
             if passage.from_host:
                 self.uplinks[here] = port

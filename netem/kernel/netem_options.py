@@ -10,7 +10,7 @@ one before, which no longer spreads evenly, and 10 % of loss at 25 % of correlat
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from netem.kernel import distributions
@@ -42,21 +42,30 @@ _U64, _I64 = struct.Struct("=Q"), struct.Struct("=q")
 
 
 @dataclass(frozen=True)
-class Rate:
-    """netem's own rate limiter, in bytes per second. Overheads are in bytes and may be negative; cells as in ATM."""
+class Overhead:
+    """What a packet weighs beyond its frame, in bytes, perhaps negative; with cells (as in ATM) up to whole ones."""
 
-    bytes_per_s: int
     packet_overhead: int = 0
     cell_bytes: int = 0
     cell_overhead: int = 0
 
     def __post_init__(self) -> None:
-        _within(self, "bytes_per_s", 1, I64_MAX)
         _within(self, "cell_bytes", 0, U32_MAX)
         for name in ("packet_overhead", "cell_overhead"):
             _within(self, name, -(2**31), I32_MAX)
         if self.cell_overhead and not self.cell_bytes:
             raise ValueError("a cell overhead without a cell size does nothing")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """netem's own rate limiter, in bytes per second."""
+
+    bytes_per_s: int
+    overhead: Overhead = field(default_factory=Overhead)
+
+    def __post_init__(self) -> None:
+        _within(self, "bytes_per_s", 1, I64_MAX)
 
 
 @dataclass(frozen=True)
@@ -156,8 +165,8 @@ def encode(options: NetemOptions) -> bytes:
     """TCA_OPTIONS with the whole state."""
     model = isinstance(options.loss, GilbertElliott | FourState)
     rate, slot = options.rate, options.slot
-    speed = rate.bytes_per_s if rate else 0
-    cells = (rate.packet_overhead, rate.cell_bytes, rate.cell_overhead) if rate else (0, 0, 0)
+    speed, extra = (rate.bytes_per_s, rate.overhead) if rate else (0, Overhead())
+    cells = (extra.packet_overhead, extra.cell_bytes, extra.cell_overhead)
     values: dict[int, rt.Value] = {
         CORR: _CORR.pack(probability(options.delay_correlation), 0, 0),
         REORDER: _PAIR.pack(probability(options.reorder_ratio), 0),
@@ -227,7 +236,7 @@ def _rate_of(found: dict[int, bytes]) -> Rate | None:
     speed, *cells = _RATE.unpack(found.get(RATE, bytes(_RATE.size)))
     if RATE64 in found:
         speed = max(speed, _U64.unpack(found[RATE64])[0])
-    return Rate(speed, *cells) if speed else None
+    return Rate(speed, Overhead(*cells)) if speed else None
 
 
 def _slot_of(found: dict[int, bytes]) -> Slot | None:
@@ -272,13 +281,14 @@ def differences(wanted: NetemOptions, raw: bytes) -> list[str]:
     except ValueError as error:
         return [f"the kernel reports what was not asked for: {error}"]
     wrong = []
-    for field in fields(NetemOptions):
-        ours, theirs = getattr(expected, field.name), getattr(found, field.name)
-        if field.name == "prng_seed" and ours is None:
+    for name in (each.name for each in fields(NetemOptions)):
+        ours, theirs = getattr(expected, name), getattr(found, name)
+        if name == "prng_seed" and ours is None:
             continue  # a kernel that has one reports the seed that it took
         if ours != theirs:
-            wrong.append(f"{field.name.split('_')[0]} is {_shown(theirs)} instead of {_shown(ours)}")
-            if field.name == "prng_seed" and theirs is None:
+            word = name.removesuffix("_ns").removesuffix("_ratio").removesuffix("_packets")
+            wrong.append(f"{word} is {_shown(theirs)} instead of {_shown(ours)}")
+            if name == "prng_seed" and theirs is None:
                 wrong[-1] += " (this kernel cannot seed netem: it takes Linux 6.6 or newer)"
     return wrong
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ def built(topology: Topology, choice: BackendChoice | None) -> Standing:
 
 def queued(shape: LinkShape) -> bool:
     """Whether a host needs a qdisc of its own for it: its loss is made where its packets enter the switch."""
-    return bool(shape.delay_s or shape.jitter_s or shape.rate_bps)
+    return bool(shape.rate_bps) or any(shape.asked(LinkShape.ONLY_NETEM))
 
 
 def changed(shape: LinkShape, changes: Mapping[str, Any], what: str) -> LinkShape:
@@ -92,8 +92,18 @@ def changed(shape: LinkShape, changes: Mapping[str, Any], what: str) -> LinkShap
         return LinkShape.model_validate(kept, context=FROM_FILE)
     except ValidationError as error:
         at, below, text = explain(error.errors(include_url=False)[0])
-        key = ".".join(str(each) for each in (*at, *below))
+        key = ".".join(str(each) for each in (*_written_keys(kept, at), *below))
         raise SpecError(what, None, key, text) from error
+
+
+def _written_keys(given: Any, location: Sequence[Any]) -> list[Any]:
+    """A location of pydantic's without the names of union members that it puts in between."""
+    found = []
+    for key in location:
+        if isinstance(given, Mapping) and key in given:
+            found.append(key)
+            given = given[key]
+    return found
 
 
 def words(shape: LinkShape) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, Protocol
 
+from netem.kernel.loss_models import FourState
+from netem.kernel.netem_options import Overhead, Slot
 from netem.links.chain import GilbertElliott
 
 INDEX_MAX = 2**32 - 1
@@ -101,6 +103,32 @@ class Key:
 
 
 @dataclass(frozen=True)
+class Extras:
+    """What only sch_netem can do to packets, beside delay and jitter; the terms are those of `NetemOptions`.
+
+    table: the distribution of the jitter. loss: in place of the shape's ratio or chain. overhead: the shape's rate is
+    netem's own, with these overheads. limit_packets: netem's limit, whatever else it would be.
+    """
+
+    table: tuple[int, ...] | None = None
+    loss: FourState | None = None
+    overhead: Overhead | None = None
+    limit_packets: int | None = None
+    duplicate_ratio: float = 0.0
+    corrupt_ratio: float = 0.0
+    reorder_ratio: float = 0.0
+    reorder_gap: int = 0
+    slot: Slot | None = None
+    ecn: bool = False
+
+    @property
+    def alone(self) -> tuple[str, ...]:
+        """What several netems side by side would each do by themselves, or kernels refuse (duplicate)."""
+        asked = {"duplicate": self.duplicate_ratio, "overhead": self.overhead, "slot": self.slot}
+        return tuple(name for name, value in asked.items() if value)
+
+
+@dataclass(frozen=True)
 class Shape:
     """The steady state of a port. `queue_bytes` sizes the rate limiter's queue, `limit_packets` netem's.
 
@@ -120,6 +148,7 @@ class Shape:
     chain_state: int = 0
     queue_bytes: int | None = None
     loss_at: Literal["before_rate", "after_rate"] = "before_rate"
+    extras: Extras = field(default_factory=Extras)
 
     def __post_init__(self) -> None:
         if min(self.delay_us, self.jitter_us) < 0:

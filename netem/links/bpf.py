@@ -33,6 +33,7 @@ from netem.links import program_layout as layout
 from netem.links.base import (
     WINDOWS_MAX,
     Counter,
+    Extras,
     Flow,
     Key,
     Kind,
@@ -408,6 +409,8 @@ class BpfPort:
     def _check(self, shape: Shape) -> tuple[str | None, str, Hook]:
         if shape.delay_us or shape.jitter_us:
             raise UnsupportedFeature("delay", ("netem",), _NO_DELAY)
+        if shape.extras != Extras():
+            raise UnsupportedFeature("what only sch_netem can do to packets", ("netem",), _NO_DELAY)
         if shape.loss_at == "before_rate":
             return (*self._port, "egress")
         if self._receiver is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -35,25 +35,41 @@ class BackendChoice:
 
 
 def choose(
-    requested: Requested, loss_engine: LossEngine, needs_delay: bool, probes: Mapping[str, Probe]
+    requested: Requested, loss_engine: LossEngine, needs: Sequence[str] | bool, probes: Mapping[str, Probe]
 ) -> BackendChoice:
     """The backend to use. `probes` has the keys "netem" and "bpf" (a missing one counts as not working).
+
+    `needs`: what is asked for that only netem can do, each with the link that asks for it; True stands for a delay.
 
     netem is the first choice; bpf where the kernel has no sch_netem. The loss comes from the backend itself unless
     `loss_engine: bpf` asks for the repeatable mask on a netem link. Raises UnsupportedFeature.
     """
     if requested == "fake":
         return BackendChoice("fake", "fake", "fake: asked for; in memory, no packets")
-    if requested == "bpf" or (requested == "auto" and not needs_delay and not _works("netem", probes)):
-        return _bpf(requested, loss_engine, needs_delay, probes)
-    return _netem(requested, loss_engine, needs_delay, probes)
+    wanted = ("delay" if needs else "") if isinstance(needs, bool) else ", ".join(needs)
+    if requested == "bpf" or (requested == "auto" and not wanted and not _works("netem", probes)):
+        return _bpf(requested, loss_engine, wanted, probes)
+    return _netem(requested, loss_engine, wanted, probes)
 
 
-def _bpf(
-    requested: Requested, loss_engine: LossEngine, needs_delay: bool, probes: Mapping[str, Probe]
-) -> BackendChoice:
-    if needs_delay:
-        raise UnsupportedFeature("delay", _with_delay(probes), "link backend bpf cannot hold packets back")
+def check_bands(loss_engine: Backend, one_netem: Sequence[str], four_states: Sequence[str]) -> None:
+    """What the switch ports of a scenario on backend netem cannot do together with its bursts. UnsupportedFeature.
+
+    With `loss_engine: netem` a port has a netem for each sender and rule; with `bpf` a single one, without loss.
+    """
+    if one_netem and loss_engine == "netem":
+        detail = "each of the netems of a port, one for each sender of a burst, would do it by itself"
+        raise UnsupportedFeature(", ".join(one_netem), ("loss_engine: bpf",), detail)
+    if four_states and loss_engine == "bpf":
+        detail = "four_state is netem's, and the ports that make bursts lose in one place"
+        raise UnsupportedFeature(", ".join(four_states), ("loss_engine: netem",), detail)
+
+
+def _bpf(requested: Requested, loss_engine: LossEngine, wanted: str, probes: Mapping[str, Probe]) -> BackendChoice:
+    if wanted:
+        raise UnsupportedFeature(
+            wanted, _with_delay(probes), "link backend bpf cannot hold packets back, only lose them"
+        )
     if loss_engine == "netem":
         _demand("netem", probes, "loss engine netem", alternatives=("bpf",))
         raise UnsupportedFeature("loss engine netem", ("netem",), "link backend bpf makes the loss itself")
@@ -66,11 +82,9 @@ def _bpf(
     return BackendChoice("bpf", "bpf", f"bpf: netem does not work here ({_detail('netem', probes)})")
 
 
-def _netem(
-    requested: Requested, loss_engine: LossEngine, needs_delay: bool, probes: Mapping[str, Probe]
-) -> BackendChoice:
-    if needs_delay:
-        _demand("netem", probes, "delay", alternatives=())
+def _netem(requested: Requested, loss_engine: LossEngine, wanted: str, probes: Mapping[str, Probe]) -> BackendChoice:
+    if wanted:
+        _demand("netem", probes, wanted, alternatives=())
     _demand("netem", probes, "link backend netem", alternatives=("bpf",))
     why = "asked for" if requested == "netem" else "first choice, and it works here"
     if loss_engine == "bpf":

@@ -18,16 +18,17 @@ SIGMAS = 6.0  # a false alarm in 10**9 stretches
 ANY = "*"
 
 
-def split_drops(seen: int, dropped: int, loss_ratio: float) -> tuple[int, int]:
+def split_drops(seen: int, dropped: int, loss_ratio: float, clustering: float = 1.0) -> tuple[int, int]:
     """(injected, overflow): netem counts both in one number.
 
     Without loss every drop is an overflow of the limit: exact. With loss, drops within six standard deviations of
-    `seen * loss_ratio` are taken for injected ones and only the excess for overflow: a lower bound.
+    `seen * loss_ratio` are taken for injected ones and only the excess for overflow: a lower bound. `clustering` is
+    how much more than independent losses they vary.
     """
     if loss_ratio <= 0.0:
         return 0, dropped
     expected = seen * loss_ratio
-    bound = math.ceil(expected + SIGMAS * math.sqrt(expected * (1.0 - loss_ratio)))
+    bound = math.ceil(expected + SIGMAS * math.sqrt(expected * (1.0 - loss_ratio) * clustering))
     return min(dropped, bound), max(0, dropped - bound)
 
 
@@ -59,6 +60,7 @@ class Stretch:
     loss_ratio: float
     parts: tuple[Part, ...] = ()
     rest: Kind = "data"
+    clustering: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class _Sums:
 
     def add(self, stretch: Stretch, change: Stats, hits: Sequence[int]) -> None:
         """`hits`: of each part in this stretch. A band of one part needs none."""
-        injected, overflow = split_drops(change.seen, change.dropped, stretch.loss_ratio)
+        injected, overflow = split_drops(change.seen, change.dropped, stretch.loss_ratio, stretch.clustering)
         self.overflow += overflow
         passed = change.seen - change.dropped
         # The kernel counts no dropped bytes: the mean length of those that passed stands for them.

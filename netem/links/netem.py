@@ -50,7 +50,7 @@ from netem.links.base import (
 from netem.links.change import Change, State, change, read, read_after, read_before, reading
 from netem.links.ledger import Ledger, Reading, Stretch
 from netem.links.steering import Steering, steer, watch
-from netem.links.tree import PRIO_HANDLE, combined, tree
+from netem.links.tree import PRIO_HANDLE, combined, own_loss, tree
 
 WATCH_PRIORITY = 3  # after the two that rules take in turn
 _GONE = (errno.ENOENT, errno.ENODEV, errno.EINVAL)
@@ -86,6 +86,7 @@ class NetemPort:
         return "netem" if self._classifier is None else self._classifier.backend
 
     def install(self, shape: Shape, flow: Flow | None, key: Key | None, sources: Sequence[str]) -> None:
+        self._check(shape, sources)
         if self._classifier is not None:
             loss_only = Shape(
                 loss_ratio=shape.loss_ratio, chain=shape.chain, chain_state=shape.chain_state, loss_at=shape.loss_at
@@ -94,15 +95,13 @@ class NetemPort:
         elif shape.rate_bps is not None and shape.loss_at == "after_rate":
             have = ("loss_engine: bpf",)
             raise UnsupportedFeature("loss_at: after_rate", have, "netem loses packets before the rate")
-        elif shape.chain is not None:
-            raise UnsupportedFeature("a link's loss in bursts", ("bpf", "loss_engine: bpf"))
         self._shape, self._flow, self._key, self._sources = shape, flow, key, tuple(dict.fromkeys(sources))
         with self._kernel("install") as netlink:
             link = netlink.find(self._ifname)
             self._mtu = link.mtu_bytes
             if self._doubtful:
                 self._remove(netlink)
-            wanted = tree(shape, self._mtu, self._losses(Steering()))
+            wanted = self._tree(Steering())
             commands = qdisc.plan(self._state.tree, wanted)
             if any(command.verb == "add" for command in commands):
                 self._state = State()
@@ -120,9 +119,16 @@ class NetemPort:
         with self._kernel("find what is installed") as netlink:
             link = netlink.find(self._ifname)
             self._mtu = link.mtu_bytes
-            wanted = tree(shape, self._mtu, self._losses(Steering()))
+            wanted = self._tree(Steering())
             qdisc.verify(qdisc.dump(netlink, link.index), wanted)
             self._state = State(link.index, wanted)
+
+    def _check(self, shape: Shape, sources: Sequence[str]) -> None:
+        if shape.extras.loss is not None and self._classifier is not None:
+            raise UnsupportedFeature("four_state", ("loss_engine: netem",), "the mask has no such model")
+        if shape.extras.alone and sources and self._classifier is None:
+            detail = f"port {self.name} has a netem for each band of loss, and needs to have a single one"
+            raise UnsupportedFeature(", ".join(shape.extras.alone), ("loss_engine: bpf",), detail)
 
     def prepare(self, rules: Sequence[LossRule]) -> None:
         """Lay out the change to these rules, so that `set_loss` has only to send it."""
@@ -154,9 +160,9 @@ class NetemPort:
 
     def set_shape(self, shape: Shape) -> None:
         """See `Port.set_shape`. The base loss stays."""
-        shape = replace(shape, loss_ratio=self._shape.loss_ratio)
+        shape = replace(shape, loss_ratio=self._shape.loss_ratio, chain=self._shape.chain)
         steering = self._state.steering
-        wanted = tree(shape, self._mtu, self._losses(steering))
+        wanted = self._tree(steering, shape)
         if any(command.verb != "change" for command in qdisc.plan(self._state.tree, wanted)):
             raise LinkError(f"port {self.name}: it has to be installed with a rate before that can be changed")
         made = change(self._state, wanted, steering)
@@ -169,7 +175,7 @@ class NetemPort:
 
     def _laid_out(self, rules: tuple[LossRule, ...]) -> tuple[tuple[LossRule, ...], Change, list[Batch]]:
         steering = self._steer(rules)
-        wanted = change(self._state, tree(self._shape, self._mtu, self._losses(steering)), steering)
+        wanted = change(self._state, self._tree(steering), steering)
         with self._kernel("set the loss") as netlink:
             return rules, wanted, netlink.lay_out(wanted.requests)
 
@@ -260,21 +266,27 @@ class NetemPort:
 
     @property
     def _bands(self) -> int:
-        """Bands for senders under a rule."""
-        if self._classifier is not None:
+        """Bands for senders under a rule. At a host's uplink there are no senders to tell apart."""
+        if self._classifier is not None or not self._sources:
             return 0
         return max(1, min(2 * len(self._sources), qdisc.BANDS_MAX - 1))
 
-    def _losses(self, steering: Steering) -> list[float]:
-        base = 0.0 if self._classifier is not None else self._shape.loss_ratio
-        rules = (steering.ratios.get(band, 0.0) for band in range(1, self._bands + 1))
-        return [base, *(combined(base, ratio) for ratio in rules)]
+    def _tree(self, steering: Steering, shape: Shape | None = None) -> qdisc.Tree:
+        """The qdiscs with these rules: a band for each, its loss on top of the link's own."""
+        shape = shape or self._shape
+        base = own_loss(shape) if self._classifier is None else 0.0
+        rules = [steering.ratios.get(band, 0.0) for band in range(1, self._bands + 1)]
+        try:
+            return tree(shape, self._mtu, [base, *(combined(base, ratio) for ratio in rules)])
+        except ValueError as error:
+            raise LinkError(f"port {self.name}: {error}") from error
 
     def _open_stretches(self, before: Reading, after: Reading) -> None:
         steering, watching = self._state.steering, self._state.watch
         for band, part in enumerate(self._state.netems):
             parts = steering.parts.get(band, ()) if band else watching.parts.get(0, ())
-            stretch = Stretch(part.options.loss_ratio, parts, rest="data" if band else "other")
+            options = part.options
+            stretch = Stretch(options.loss_ratio, parts, "data" if band else "other", options.clustering)
             self._ledger.start(band, stretch, before, after)
 
     def _verified(self, netlink: Rtnetlink) -> Reading:

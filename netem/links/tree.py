@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from netem.kernel import qdisc
-from netem.kernel.loss_models import U32_MAX
+from netem.kernel.loss_models import U32_MAX, FourState, GilbertElliott, Loss
 from netem.kernel.netem_options import NetemOptions, Rate
 from netem.kernel.qdisc import Netem, Prio, Tbf, Tree, handle
 from netem.links.base import Shape
@@ -30,6 +30,8 @@ def limit_packets(shape: Shape, mtu: int) -> int:
 
     At least 1,000 packets (10,000 without a rate), except where `queue_bytes` asks for a short queue.
     """
+    if shape.extras.limit_packets is not None:
+        return shape.extras.limit_packets
     if shape.limit_packets is not None:
         return shape.limit_packets
     rate_bps = shape.rate_bps or UNLIMITED_BPS
@@ -41,30 +43,66 @@ def limit_packets(shape: Shape, mtu: int) -> int:
     return min(wanted, U32_MAX)
 
 
-def tree(shape: Shape, mtu: int, losses: Sequence[float]) -> Tree:
-    """The qdiscs for a shape with one band for each loss ratio; a single one needs no bands."""
+def tree(shape: Shape, mtu: int, losses: Sequence[Loss]) -> Tree:
+    """The qdiscs for a shape with one band for each loss; a single one needs no bands.
+
+    ValueError for what the kernel would not do as it is said.
+    """
     parts: list[qdisc.Qdisc] = []
-    parent = qdisc.ROOT
-    if shape.rate_bps is not None:
+    parent, extras = qdisc.ROOT, shape.extras
+    if shape.rate_bps is not None and extras.overhead is None:
         burst = qdisc.burst_bytes(shape.rate_bps, mtu, shape.queue_bytes)
         parts.append(Tbf(TBF_HANDLE, parent, shape.rate_bps, burst, limit_bytes=shape.queue_bytes or burst))
         parent = TBF_HANDLE | 1
     if len(losses) > 1:
         parts.append(Prio(PRIO_HANDLE, parent, len(losses)))
-    in_order = shape.jitter_us > 0 and shape.rate_bps is not None
     for band, loss in enumerate(losses):
         place = PRIO_HANDLE | band + 1 if len(losses) > 1 else parent
         options = NetemOptions(
             limit_packets(shape, mtu),
             delay_ns=1000 * shape.delay_us,
             jitter_ns=1000 * shape.jitter_us,
+            table=extras.table,
             loss=loss,
-            rate=IN_ORDER if in_order else None,
+            duplicate_ratio=extras.duplicate_ratio,
+            reorder_ratio=extras.reorder_ratio,
+            reorder_gap=extras.reorder_gap,
+            corrupt_ratio=extras.corrupt_ratio,
+            rate=_own_rate(shape),
+            slot=extras.slot,
+            ecn=extras.ecn,
         )
         parts.append(Netem(netem_handle(band), place, options))
     return tuple(parts)
 
 
-def combined(base_ratio: float, rule_ratio: float) -> float:
-    """The loss of two independent processes."""
-    return 1.0 - (1.0 - base_ratio) * (1.0 - rule_ratio)
+def _own_rate(shape: Shape) -> Rate | None:
+    if shape.rate_bps is None:
+        return None
+    if shape.extras.overhead is not None:
+        return Rate(math.ceil(shape.rate_bps / 8), shape.extras.overhead)
+    return IN_ORDER if shape.jitter_us else None
+
+
+def own_loss(shape: Shape) -> Loss:
+    """A link's own loss, as netem makes it: its chain is random, not the one that a seed repeats."""
+    chain = shape.chain
+    if chain is not None:
+        return GilbertElliott(chain.p, chain.r, chain.h, chain.k)
+    return shape.extras.loss or shape.loss_ratio
+
+
+def combined(base: Loss, ratio: float) -> Loss:
+    """The loss of two independent processes. ValueError on top of four states."""
+    if isinstance(base, GilbertElliott | FourState):
+        return on_top(base, ratio)
+    return 1.0 - (1.0 - base) * (1.0 - ratio)
+
+
+def on_top(model: GilbertElliott | FourState, ratio: float) -> GilbertElliott | FourState:
+    """A model of loss, and a further loss of what it lets pass. ValueError for four states: no form of theirs is it."""
+    if not ratio:
+        return model
+    if isinstance(model, FourState):
+        raise ValueError("a further loss on top of four_state is not possible; use gilbert_elliott")
+    return model.with_loss(ratio)

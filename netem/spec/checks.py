@@ -13,6 +13,8 @@ from netem.spec.command_file import check_command
 from netem.spec.expand import matching
 from netem.spec.fields import did_you_mean, shown
 from netem.spec.graph import check_graph, check_roles
+from netem.spec.impairments import FourStateLoss
+from netem.spec.link_checks import problems
 from netem.spec.scenario import (
     PROFILE_UNITS,
     TRAIN_SAMPLES,
@@ -39,11 +41,8 @@ def check_topology(topology: Topology, source: Source, at: Path_ = ()) -> None:
     check_graph(topology, source, at)
     for index, link in enumerate(topology.links):
         for direction in ("up", "down"):
-            shape = getattr(link, direction)
-            if shape.jitter_s and shape.rate_bps is None and link.reorder == "refuse":
-                where = (*at, "links", index, direction, "jitter")
-                message = "jitter without a rate reorders packets; give a rate, or write reorder: allow"
-                raise source.error(where, message)
+            for below, message in problems(link, getattr(link, direction)):
+                raise source.error((*at, "links", index, direction, *below), message)
 
 
 def _check_names(topology: Topology, source: Source, at: Path_) -> None:
@@ -71,6 +70,7 @@ def check_scenario(spec: Scenario, source: Source) -> None:
         _check_transport(transport, spec, source, ("transports", name))
     _check_bursts(spec, source)
     _check_arming(spec, source)
+    _check_four_states(spec, source)
     check_traffic(spec, source, iterations_total(spec))
     if spec.capture.rounds != "none" and not spec.capture.at:
         raise source.error(("capture", "at"), "names no host; write at: [server], or rounds: none")
@@ -198,6 +198,14 @@ def _check_arming(spec: Scenario, source: Source) -> None:
     if problem is not None:
         path, why = problem
         raise source.error(("link", "arm"), f"{NEED}; {'.'.join(map(str, path))} cannot be loaded: {why}")
+
+
+def _check_four_states(spec: Scenario, source: Source) -> None:
+    """A burst comes on top of a link's own loss. On four states that has no form that netem knows."""
+    for index, link in enumerate(spec.topology.links):
+        if spec.bursts and link.host in spec.topology.ranks and isinstance(link.down.loss, FourStateLoss):
+            message = "four_state cannot be combined with bursts; use gilbert_elliott"
+            raise source.error(("topology", "links", index, "down", "loss"), message)
 
 
 def _overlap(one: Burst, other: Burst) -> bool:

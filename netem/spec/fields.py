@@ -115,6 +115,8 @@ Time = Annotated[float, *_TIME(low=0, high=86_400, example="10 ms")]
 PositiveTime = Annotated[float, *_TIME(low=1e-9, high=86_400, example="30 s")]
 Delay = Annotated[float, *_TIME(low=0, high=60, example="10 ms")]
 """Seconds; a link that delays by more than a minute is a mistake, and sch_netem overflows at 71 minutes."""
+Jitter = Annotated[float, *_TIME(low=0, high=2.147483647, example="1 ms")]
+"""Seconds; sch_netem cuts it at 2**31 - 1 nanoseconds."""
 Rate = Annotated[int, *_RATE(low=1, high=10**13, example="1 Gbit")]
 """Bits per second, up to 10 Tbit; `1 Gbit` in a file."""
 Snap = Annotated[int, *_SIZE(low=40, high=65_535, example="96 B")]

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
+from pathlib import Path
 
+from netem.kernel import distributions
 from netem.spec.fields import did_you_mean
 from netem.spec.source import Mark, Node, make
 from netem.spec.topology import SHAPE_KEYS
@@ -186,6 +188,7 @@ def _directed(link: Node, pair: Pair, defaults: Node) -> Node:
     between = link.child("between")
     changes: dict[str, Node | None] = dict.fromkeys(SHAPE_KEYS)
     changes["between"] = make(pair, between.mark if between else link.mark)
+    changes["reorder"] = next(filter(None, map(_policy, (link, defaults))), None)
     for key, value in defaults.items.items():
         if key not in (*SHAPE_KEYS, "up", "down"):
             changes[key] = link.child(key) or value
@@ -200,10 +203,43 @@ def _direction(direction: str, link: Node, defaults: Node) -> Node:
     place = link
     for level in (defaults, link):
         merged |= {key: node for key in SHAPE_KEYS if (node := level.child(key)) is not None}
+        if _policy(level) is not None:
+            del merged["reorder"]
         own = level.child(direction)
         if own is not None:
             if not own.is_mapping:
                 return own
             place = own
             merged |= own.items
-    return Node(merged, place.mark)
+    return _shape(Node(merged, place.mark))
+
+
+def _policy(level: Node) -> Node | None:
+    """`reorder: allow` is about what jitter may do; `reorder: 5%` is a property of a direction."""
+    reorder = level.child("reorder")
+    return reorder if reorder is not None and reorder.value in ("refuse", "allow") else None
+
+
+def _shape(shape: Node) -> Node:
+    """One direction: `reorder: 5%` is `reorder: {ratio: 5%}`, and the path of a table becomes its values."""
+    if (reorder := shape.child("reorder")) is not None and isinstance(reorder.value, str | int | float):
+        shape = shape.with_items(reorder=Node({"ratio": reorder}, reorder.mark))
+    shape = _with_table(shape)
+    slot = shape.child("slot")
+    return shape.with_items(slot=_with_table(slot)) if slot is not None and slot.is_mapping else shape
+
+
+def _with_table(node: Node) -> Node:
+    """The path is relative to the file that names it."""
+    named = node.child("distribution")
+    if named is None or not isinstance(named.value, str) or named.value in ("uniform", *distributions.NAMES):
+        return node
+    path = Path(named.mark.file).parent / named.value
+    try:
+        table = distributions.parse(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        names = ", ".join(("uniform", *distributions.NAMES))
+        reason = error.strerror if isinstance(error, OSError) else error
+        guess = did_you_mean(named.value, distributions.NAMES)
+        raise named.error(f"{path}: {reason}; expected {names}, or the file of a table{guess}") from error
+    return node.with_items(distribution=make(list(table), named.mark))

@@ -38,10 +38,22 @@ def _open_topology(topology: dict[str, Any], definitions: dict[str, Any]) -> Non
     ]
     del topology["required"]
     definitions["HostSpec"].pop("required")
-    shape, link = definitions["LinkShape"]["properties"], definitions["Link"]
-    link["properties"] |= {key: shape[key] for key in SHAPE_KEYS}
+    link = definitions["Link"]
+    _open_link(link["properties"], definitions)
     kept = {key: value for key, value in link["properties"].items() if key != "between"}
     topology["properties"]["defaults"] = {"type": "object", "properties": kept, "additionalProperties": False}
+
+
+def _open_link(link: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """The short forms of a direction's properties, which may also stand for both."""
+    shape = definitions["LinkShape"]["properties"]
+    percent = {"type": "string", "pattern": r"^\s*(\d+\.?\d*|\.\d+)\s*%\s*$", "examples": ["25%"]}
+    shape["reorder"] = {"anyOf": [percent, *shape["reorder"]["anyOf"]]}
+    for properties in (shape, definitions["Slot"]["properties"]):
+        properties["distribution"]["anyOf"].append({"type": "string", "description": "The file of a table."})
+    policy = {"enum": link["reorder"]["enum"]}
+    link |= {key: shape[key] for key in SHAPE_KEYS}
+    link["reorder"] = {"default": "refuse", "anyOf": [policy, *shape["reorder"]["anyOf"]]}
 
 
 def _short_forms() -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
-from netem.spec.fields import Delay, Name, Rate, Spec, from_file, refuse
-from netem.spec.loss import Loss
+from netem.spec.fields import Delay, Jitter, Name, Rate, Spec, from_file, refuse
+from netem.spec.impairments import Impairments, LinkLoss
 from netem.spec.units import SIZE, UnitError, format_size, parse_size_bytes
 
 MAX_WORKERS = 64
@@ -21,7 +21,10 @@ Role = Literal["server", "worker", "host"]
 
 DEFAULT_MTU = 1500
 
-SHAPE_KEYS = ("delay", "jitter", "rate", "loss", "queue")
+SHAPE_KEYS = (
+    "delay", "jitter", "distribution", "rate", "overhead", "loss", "queue", "limit", "duplicate", "corrupt", "reorder",
+    "slot", "ecn",
+)  # fmt: skip
 """Keys of a link that may stand for both directions, or inside `up:` or `down:` for one."""
 
 
@@ -65,17 +68,17 @@ QueueField = Annotated[
 ]
 
 
-class LinkShape(Spec):
+class LinkShape(Impairments):
     """What one direction of a link does to every packet, all the time (bursts come on top)."""
 
     delay_s: Annotated[Delay, Field(alias="delay")] = 0.0
     """One way, in seconds."""
-    jitter_s: Annotated[Delay, Field(alias="jitter")] = 0.0
+    jitter_s: Annotated[Jitter, Field(alias="jitter")] = 0.0
     """Spread of the delay, in seconds. Without a rate it reorders packets: see Link.reorder."""
     rate_bps: Annotated[Rate | None, Field(alias="rate")] = None
     """Bits per second; None: as fast as the machine."""
-    loss: Loss = 0.0
-    """Share of packets dropped, 0..1: each by itself, or in bursts by a Gilbert-Elliott chain."""
+    loss: LinkLoss = 0.0
+    """Share of packets dropped, 0..1: each by itself, in bursts by a Gilbert-Elliott chain, or by four states."""
     queue: QueueField | None = None
     """None: sized by the link backend."""
 
@@ -171,7 +174,7 @@ class Topology(Spec):
     @property
     def shapes_uplinks(self) -> bool:
         """Whether hosts have a qdisc of their own: packets must then not reach it in bundles."""
-        return any(link.up.rate_bps or link.up.delay_s or link.up.jitter_s for link in self.host_links)
+        return any(link.up.rate_bps or any(link.up.asked(link.up.ONLY_NETEM)) for link in self.host_links)
 
     def link_of(self, host: str) -> Link:
         """Raises KeyError for a host that the topology does not have."""
@@ -186,9 +189,42 @@ class Topology(Spec):
         return min(link.mtu for link in self.links)
 
     @property
+    def needs_netem(self) -> tuple[str, ...]:
+        """What only the link backend netem can do, with the links that ask for it: `delay (worker1 down)`."""
+        return self._asking(self.links, LinkShape.ONLY_NETEM, ("up", "down"))
+
+    @property
+    def needs_one_netem(self) -> tuple[str, ...]:
+        """Of these, what the ports that make bursts can do only where they need no bands for them."""
+        return self._asking(self._last_links, LinkShape.ONE_NETEM, ("down",))
+
+    @property
+    def four_state_losses(self) -> tuple[str, ...]:
+        """Ports that make bursts and lose by four states: netem has to make both."""
+        return self._asking(self._last_links, ("loss",), ("down",))
+
+    @property
     def needs_delay(self) -> bool:
-        """Whether some link delays packets, which not every link backend can."""
-        return any(shape.delay_s or shape.jitter_s for link in self.links for shape in (link.up, link.down))
+        """Whether some link needs the backend netem."""
+        return bool(self.needs_netem)
+
+    @property
+    def _last_links(self) -> tuple[Link, ...]:
+        """Of the hosts that have a rank: the last ones that gradients pass."""
+        return tuple(link for link in self.host_links if self.hosts[link.host].role != "host")
+
+    def _asking(self, links: tuple[Link, ...], keys: tuple[str, ...], directions: tuple[str, ...]) -> tuple[str, ...]:
+        places: dict[str, list[str]] = {}
+        for link in links:
+            end = link.host if link.host in self.hosts else f"{link.host} to {link.switch}"
+            for direction in directions:
+                for key in getattr(link, direction).asked(keys):
+                    places.setdefault(key, []).append(f"{end} {direction}")
+        return tuple(f"{key} ({_listed(where)})" for key, where in places.items())
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
 def star(workers: int, *, name: str | None = None, **link: Any) -> Topology:

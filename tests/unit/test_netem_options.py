@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from netem.kernel import distributions
 from netem.kernel import netem_options as no
 from netem.kernel.loss_models import FourState, GilbertElliott, probability, ratio_of
-from netem.kernel.netem_options import NetemOptions, Rate, Slot
+from netem.kernel.netem_options import NetemOptions, Overhead, Rate, Slot
 
 HALF, FULL = 0x80000000, 0xFFFFFFFF
 
@@ -94,7 +94,7 @@ TABLE: list[tuple[str, NetemOptions, bytes]] = [
     ("corrupt", NetemOptions(9, corrupt_ratio=HALF_RATIO), wire((0, 9, 0, 0, 0, 0), corrupt=u32(HALF, 0))),
     (
         "rate, overheads, cells",
-        NetemOptions(9, rate=Rate(125_000, -14, 48, 5)),
+        NetemOptions(9, rate=Rate(125_000, Overhead(-14, 48, 5))),
         wire((0, 9, 0, 0, 0, 0), rate=struct.pack("=IiIi", 125_000, -14, 48, 5)),
     ),
     (
@@ -226,8 +226,8 @@ def test_ratios_survive_the_32_bits(ratio: float) -> None:
         lambda: NetemOptions(9, 0, 5, table=(0,) * 16385),
         lambda: NetemOptions(9, prng_seed=2**64),
         lambda: Rate(0),
-        lambda: Rate(1, cell_overhead=5),
-        lambda: Rate(1, packet_overhead=2**31),
+        lambda: Overhead(cell_overhead=5),
+        lambda: Overhead(2**31),
         lambda: Slot(),
         lambda: Slot(5, 4),
         lambda: Slot(1, 2, deviation_ns=5),

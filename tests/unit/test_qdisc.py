@@ -12,7 +12,7 @@ from pyroute2.netlink.rtnl.tcmsg import tcmsg
 from netem.kernel import qdisc
 from netem.kernel import rtnetlink as rt
 from netem.kernel.errors import KernelError
-from netem.kernel.netem_options import NetemOptions, Rate
+from netem.kernel.netem_options import NetemOptions, Overhead, Rate
 from netem.kernel.qdisc import Command, Found, Netem, Pfifo, Prio, Stats, Tbf, handle
 
 OPTIONS = NetemOptions(1000)
@@ -57,7 +57,9 @@ def test_a_distribution_is_only_taken_away_with_its_qdisc() -> None:
 
 
 def test_pyroute2_reads_a_netem_message() -> None:
-    options = NetemOptions(12_500, 10_000_000, 500_000, loss=0.9, duplicate_ratio=0.1, rate=Rate(1000, -14, 48, 5))
+    options = NetemOptions(
+        12_500, 10_000_000, 500_000, loss=0.9, duplicate_ratio=0.1, rate=Rate(1000, Overhead(-14, 48, 5))
+    )
     sent = qdisc.request(7, Command("change", Netem(handle(0x101), handle(0x10, 2), options)))
     assert (sent.kind, sent.flags) == (36, 0)
     read = decoded(sent)

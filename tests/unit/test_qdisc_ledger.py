@@ -40,6 +40,7 @@ def test_faithful_loss_shows_no_overflow(ratio: float) -> None:
 
 
 def test_drops_far_above_the_loss_are_overflow() -> None:
+    assert split_drops(10_000, 5_900, 0.5, clustering=9.0) == (5_900, 0), "bursts of losses vary more"
     injected, overflow = split_drops(10_000, 9_500, 0.5)
     assert injected + overflow == 9_500
     assert 4_000 < overflow <= 4_500

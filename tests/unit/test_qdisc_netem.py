@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from netem.kernel import qdisc
-from netem.kernel.netem_options import NetemOptions
+from netem.kernel.loss_models import FourState, GilbertElliott
+from netem.kernel.netem_options import NetemOptions, Overhead, Rate, Slot
 from netem.kernel.qdisc import Netem, Prio, Tbf, handle
-from netem.links.base import LinkError, LossRule, Shape, UnsupportedFeature
+from netem.links import chain
+from netem.links.base import Extras, LinkError, LossRule, Shape, UnsupportedFeature
 from netem.links.fake import FakePort
 from netem.links.netem import NetemPort
-from netem.links.tree import IN_ORDER, combined, limit_packets, tree
+from netem.links.tree import IN_ORDER, combined, limit_packets, own_loss, tree
 
 
 def test_the_tree_without_rate() -> None:
@@ -73,6 +75,50 @@ def test_independent_losses() -> None:
     assert combined(0.1, 0.5) == pytest.approx(0.55)
     assert combined(1.0, 0.0) == combined(0.0, 1.0) == 1.0
     assert combined(0.0, 0.0) == 0.0
+
+
+def test_a_link_with_all_that_netem_can_do() -> None:
+    extras = Extras(
+        table=(1, 2), loss=FourState(0.1, 0.5), limit_packets=7, duplicate_ratio=0.1, corrupt_ratio=0.2,
+        reorder_ratio=0.3, reorder_gap=4, slot=Slot(1, 2), ecn=True, overhead=Overhead(24),
+    )  # fmt: skip
+    shape = Shape(delay_us=5, jitter_us=2, rate_bps=8000, extras=extras)
+    assert extras.loss is not None
+    (netem,) = tree(shape, 1500, [extras.loss])
+    assert isinstance(netem, Netem)
+    assert netem.options == NetemOptions(
+        7, 5000, 2000, 0.0, (1, 2), extras.loss, 0.1, 0.3, 4, 0.2, Rate(1000, Overhead(24)), Slot(1, 2), True
+    )
+
+
+def test_a_links_own_loss_as_netem_makes_it() -> None:
+    assert own_loss(Shape(loss_ratio=0.1)) == 0.1
+    assert own_loss(Shape(chain=chain.GilbertElliott(0.1, 0.5, 0.2, 0.9))) == GilbertElliott(0.1, 0.5, 0.2, 0.9)
+    assert own_loss(Shape(extras=Extras(loss=FourState(0.1, 0.5)))) == FourState(0.1, 0.5)
+
+
+def test_a_burst_on_top_of_a_chain_of_losses() -> None:
+    own = GilbertElliott(0.1, 0.5)
+    assert combined(own, 0.0) == own
+    assert combined(own, 0.75) == GilbertElliott(0.1, 0.5, 0.0, 0.25)
+    assert combined(FourState(0.1, 0.5), 0.0) == FourState(0.1, 0.5)
+    with pytest.raises(ValueError, match="gilbert_elliott"):
+        combined(FourState(0.1, 0.5), 0.9)
+
+
+@pytest.mark.parametrize(
+    "extras", [Extras(duplicate_ratio=0.1), Extras(overhead=Overhead(24)), Extras(slot=Slot(1, 2))]
+)
+def test_what_needs_a_single_netem_is_refused_before_anything_is_built(extras: Extras) -> None:
+    port = NetemPort("p", "no-such-namespace", "eth0")
+    with pytest.raises(UnsupportedFeature, match="loss_engine: bpf"):
+        port.install(Shape(extras=extras), None, None, ["10.77.0.2"])
+
+
+def test_four_states_are_not_for_the_mask() -> None:
+    port = NetemPort("p", "no-such-namespace", "eth0", classifier=FakePort("q"))
+    with pytest.raises(UnsupportedFeature, match="loss_engine: netem"):
+        port.install(Shape(extras=Extras(loss=FourState(0.1, 0.5))), None, None, ["10.77.0.2"])
 
 
 def test_loss_behind_the_rate_is_refused_before_anything_is_built() -> None:

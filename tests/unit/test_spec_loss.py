@@ -12,10 +12,9 @@ from netem.experiment.fabric import rules_for
 from netem.experiment.passages import base_loss
 from netem.experiment.preload import check_engine
 from netem.links import chain, mask
-from netem.links.base import Shape, UnsupportedFeature
+from netem.links.base import UnsupportedFeature
 from netem.links.chain import GilbertElliott
 from netem.links.choose import BackendChoice
-from netem.links.netem import NetemPort
 from netem.spec import Burst, Scenario, Step, load_scenario_text, resolved_yaml, star
 from netem.spec.arming import obstacle, preloaded
 from netem.spec.loss import BurstyLoss, loss_text, together
@@ -182,9 +181,3 @@ def test_what_netem_cannot_do_is_refused_before_anything_is_built(rest: str, fea
     with pytest.raises(UnsupportedFeature, match=feature) as caught:
         check_engine(spec, BackendChoice("netem", "netem", ""))
     assert caught.value.backends_that_have_it == ("bpf", "loss_engine: bpf")
-
-
-def test_the_netem_port_refuses_what_it_cannot_do() -> None:
-    port = NetemPort("p", None, "lo")
-    with pytest.raises(UnsupportedFeature, match="in bursts"):
-        port.install(Shape(chain=GilbertElliott.of_bursts(0.3, 5)), None, None, ())

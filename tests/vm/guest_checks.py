@@ -17,31 +17,26 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
+import guest_options  # noqa: E402
 import guest_path  # noqa: E402
-from guest_network import DATA_PORT, RECEIVER, Network, Traffic  # noqa: E402
+from guest_network import DATA_PORT, RECEIVER, Traffic  # noqa: E402
+from guest_ports import FLOW, KEY, SENDERS, account, handles, port_of, qdiscs, rule  # noqa: E402
 
 from netem.kernel import qdisc  # noqa: E402
-from netem.kernel.netns import open_netlink, open_rtnetlink  # noqa: E402
+from netem.kernel.netns import open_netlink  # noqa: E402
 from netem.kernel.user import User  # noqa: E402
-from netem.links.base import Flow, Key, LinkError, LossRule, Shape, UnsupportedFeature  # noqa: E402
-from netem.links.bpf import BpfPort  # noqa: E402
-from netem.links.mask import port_state  # noqa: E402
+from netem.links.base import Flow, LinkError, Shape, UnsupportedFeature  # noqa: E402
 from netem.links.netem import NetemPort  # noqa: E402
 from netem.links.tree import netem_handle  # noqa: E402
 from netem.preflight import first_closed  # noqa: E402
 
-SENDERS = ["10.77.0.2", "10.77.0.3"]
-FLOW = Flow("udp", dst_ports=(29600, 29699))
-KEY = Key(((4, 14),), index=(4, 8))
 RESULT = Path(sys.argv[1])
 LOSS_PACKETS = 10_000
 Check = Callable[[], dict[str, Any]]
@@ -51,37 +46,6 @@ CHECKS: dict[str, Check] = {}
 def check(function: Check) -> Check:
     CHECKS[function.__name__] = function
     return function
-
-
-@contextmanager
-def port_of(
-    shape: Shape, senders: list[str] = SENDERS, flow: Flow = FLOW, *, bpf_loss: bool = False
-) -> Iterator[tuple[NetemPort, Network]]:
-    with Network(senders) as network:
-        place = ("near", network.near.netns, network.near.ifname)
-        port = NetemPort(*place, classifier=BpfPort(*place, queues=False) if bpf_loss else None)
-        try:
-            port.install(shape, flow, KEY, senders)
-            yield port, network
-        finally:
-            port.close()
-
-
-def rule(source: str, ratio: float, **more: Any) -> LossRule:
-    return LossRule(source, port_state(7, "up", 1), ratio, **more)
-
-
-def handles(network: Network) -> list[str]:
-    return sorted(qdisc.show(handle) for handle in qdiscs(network))
-
-
-def qdiscs(network: Network) -> dict[int, qdisc.Found]:
-    with closing(open_rtnetlink(network.near.netns)) as netlink:
-        return qdisc.dump(netlink, network.ifindex)
-
-
-def account(port: NetemPort) -> dict[str, Any]:
-    return {"counters": [asdict(c) for c in port.counters()], "health": asdict(port.health())}
 
 
 @check
@@ -199,22 +163,6 @@ def change_in_place() -> dict[str, Any]:
             "apply_s": applied - started, "clear_s": cleared - applied,
             "later_sent": 5_000, "later_received": traffic.count(5_000), **account(port),
         }  # fmt: skip
-
-
-@check
-def change_time() -> dict[str, Any]:
-    """Seconds of a change for three senders, laid out before, on and off in turns."""
-    senders = [f"10.77.0.{2 + i}" for i in range(3)]
-    with port_of(Shape(), senders) as (port, _):
-        rules = [rule(source, 0.9) for source in senders]
-        took: list[float] = []
-        for turn in range(44):
-            wanted = rules if turn % 2 == 0 else []
-            port.prepare(wanted)
-            began = time.perf_counter()
-            port.set_loss(wanted)
-            took.append(time.perf_counter() - began)
-        return {"on_s": took[4::2], "off_s": took[5::2]}
 
 
 @check
@@ -395,6 +343,10 @@ def clean_up() -> dict[str, Any]:
     with port_of(Shape(delay_us=1_000, rate_bps=10**9)) as (port, network):
         port.close()
         return {"qdiscs": handles(network)}
+
+
+for function in guest_options.CHECKS:
+    check(function)
 
 
 def main(names: list[str]) -> None:
