@@ -8,8 +8,8 @@ from pathlib import Path
 
 from netem.analysis.records import RoundRow
 
-MAX_RUNQUEUE = 0.10
-"""Share of the latency of burst rounds that the transport's threads may wait for a core."""
+MUCH_RUNQUEUE = 0.10
+"""A run in which the transport waits for a core for more than this share of its latencies is marked as busy."""
 MAX_STEAL = 0.10
 """Share of the processor time that the host of a virtual machine may have given to others."""
 PROC = Path("/proc")
@@ -49,6 +49,20 @@ def between(before: Snapshot | None, after: Snapshot | None) -> Load | None:
     ticks = after.ticks - before.ticks
     steal = (after.steal_ticks - before.steal_ticks) / ticks if ticks else 0.0
     return Load(steal, after.backlog_dropped - before.backlog_dropped)
+
+
+def summary(rows: Sequence[RoundRow], loads: Sequence[Load | None]) -> dict[str, object]:
+    """Of one transport's rounds: how much it waited for a core, and what the machine did beside it."""
+    burst, rest = ([row for row in rows if bool(row.burst) is wanted] for wanted in (True, False))
+    shares = {"burst_rounds": runqueue_share(burst), "other_rounds": runqueue_share(rest)}
+    known = [load for load in loads if load is not None]
+    judged = shares["burst_rounds"] if burst else shares["other_rounds"]
+    return {
+        "waiting_for_a_core": shares,
+        "busy": None if judged is None else judged > MUCH_RUNQUEUE,
+        "steal": max((load.steal for load in known), default=None),
+        "backlog_dropped": sum(load.backlog_dropped for load in known) if known else None,
+    }
 
 
 def runqueue_share(rows: Sequence[RoundRow]) -> float | None:

@@ -113,6 +113,15 @@ def _lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None]]:
     yield "training loss", lambda t: _number(t["train_loss"]), None
     yield "replicas identical", lambda t: {True: "yes", False: "NO", None: MISSING}[t["replicas_identical"]], None
     yield "rounds not ok", _not_ok, None
+    yield "waiting for a core", _waiting, None
+
+
+def _waiting(transport: dict[str, Any]) -> str:
+    """The transport's threads; in burst rounds where there are any."""
+    machine = transport["machine"]
+    found = machine["waiting_for_a_core"]
+    share = found["other_rounds"] if found["burst_rounds"] is None else found["burst_rounds"]
+    return _percent(share) + (" !" if machine["busy"] else "")
 
 
 def _loss_lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None]]:
