@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from netem.kernel import netns
 from netem.links import chain, mask
 from netem.links.base import Flow, Key, LossRule
-from netem.links.bpf import LossFilter
 from netem.links.chain import GilbertElliott
+from netem.links.loss_filter import LossFilter
 from netem.links.program_layout import SHOT
 
 FLOW, KEY = Flow("udp", dst_ports=(29600, 29699)), Key(((4, 14),), (4, 8), (8, 12))

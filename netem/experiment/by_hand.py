@@ -13,8 +13,9 @@ from netem.kernel import netns, offload
 from netem.lab import Lab
 from netem.lab.standing import WAYS, Lost, Standing, Way, queued, with_shapes
 from netem.links.base import Port
-from netem.links.bpf import BpfPort, LossFilter
+from netem.links.bpf import BpfPort
 from netem.links.choose import BackendChoice
+from netem.links.loss_filter import LossFilter
 from netem.links.netem import NetemPort
 from netem.spec import LinkShape, Topology
 from netem.spec.impairments import FourStateLoss

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from netem.kernel import netem_options, qdisc, veth
+from netem.kernel.clsact import Hook
 from netem.kernel.errors import attempting
 from netem.kernel.netns import open_netlink, open_rtnetlink
 from netem.kernel.rtnetlink import Rtnetlink
 from netem.lab import Lab
 from netem.lab.standing import Lost
-from netem.links.bpf import Hook, LossFilter
 from netem.links.ledger import split_drops
+from netem.links.loss_filter import LossFilter
 
 NETEM = "netem"
 

@@ -18,8 +18,8 @@ from netem.kernel.veth import tx_dropped
 from netem.lab import Lab, PortPlace
 from netem.links import mask
 from netem.links.base import LossRule, Match, Port, PortHealth, Shape
-from netem.links.bpf import LossFilter
 from netem.links.choose import BackendChoice
+from netem.links.loss_filter import LossFilter
 from netem.links.recorded import RecordedLoss
 from netem.spec import Burst, Scenario, Step, shifted_ends
 from netem.spec.effects import LinkEnd

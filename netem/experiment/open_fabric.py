@@ -17,7 +17,7 @@ from netem.kernel.netns import open_netlink
 from netem.kernel.veth import tx_dropped
 from netem.links import mask
 from netem.links.base import LossRule, Match, Port
-from netem.links.bpf import LossFilter
+from netem.links.loss_filter import LossFilter
 from netem.spec import Burst, Step
 
 Place = tuple[str, str, str, int | None]

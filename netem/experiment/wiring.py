@@ -8,12 +8,14 @@ from typing import Literal
 
 from netem.experiment.extras import extras_of
 from netem.experiment.passages import Passage, passages
+from netem.kernel.clsact import Hook
 from netem.lab import Lab
 from netem.links import mask
 from netem.links.base import Extras, Flow, Key, Port, Shape
-from netem.links.bpf import BpfPort, Hook, LossFilter
+from netem.links.bpf import BpfPort
 from netem.links.chain import GilbertElliott
 from netem.links.choose import BackendChoice
+from netem.links.loss_filter import LossFilter
 from netem.links.netem import NetemPort
 from netem.spec import LinkShape, Shift, Topology
 from netem.spec.effects import LinkEnd

@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from typing import Literal
 
 from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.kernel import bpf, veth
 from netem.kernel.errors import KernelError, attempting
@@ -41,6 +42,23 @@ class Attachment:
             filters = netlink.get_filters(index=index, parent=_PARENTS[self.hook])
             if name not in {each.get_nested("TCA_OPTIONS", "TCA_BPF_NAME") for each in filters}:
                 raise KernelError(what, detail="it is not in the filter list")
+
+    def number(self, name: str) -> int | None:
+        """The number of the program of this name that anybody has attached to this hook; None where there is none."""
+        with closing(open_netlink(self.netns)) as netlink:
+            index = veth.index_of(netlink, self.ifname)
+            with attempting(f"read the filters at {self}"):
+                try:
+                    filters = netlink.get_filters(index=index, parent=_PARENTS[self.hook])
+                except NetlinkError as error:
+                    if error.code in (errno.EINVAL, errno.ENOENT):  # no clsact, so no filters
+                        return None
+                    raise
+        for each in filters:
+            found = str(each.get_nested("TCA_OPTIONS", "TCA_BPF_NAME") or "")
+            if found.startswith(f"{name}:"):
+                return int(found.partition(":")[2])
+        return None
 
     def detach(self) -> None:
         """The interface or its namespace may be gone already."""

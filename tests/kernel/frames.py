@@ -7,7 +7,7 @@ import os
 
 from netem.links import program_layout as layout
 from netem.links.base import Flow, Key
-from netem.links.bpf import LossFilter
+from netem.links.loss_filter import LossFilter
 
 FLOW, KEY = Flow("udp", dst_ports=(29600, 29699)), Key(((4, 14),), (4, 8))
 HOST, OTHER_HOST, STRANGER = "10.77.0.2", "10.77.0.3", "10.77.0.9"

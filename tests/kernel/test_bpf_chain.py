@@ -11,9 +11,9 @@ import pytest
 from netem.kernel import netns
 from netem.links import chain, mask
 from netem.links.base import Flow, Key, LinkError, LossRule, Match, Shape
-from netem.links.bpf import LossFilter
 from netem.links.chain import BLOCK, GilbertElliott
 from netem.links.fake import FakePort
+from netem.links.loss_filter import LossFilter
 from tests.kernel.frames import FLOW, HOST, OTHER_HOST, TCP, chunk, frame, run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run with sudo")

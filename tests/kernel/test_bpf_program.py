@@ -14,8 +14,8 @@ from netem.kernel import bpf, bpf_asm, netns
 from netem.kernel.errors import KernelError
 from netem.links import mask
 from netem.links.base import Counter, Flow, Key, LinkError, LossRule, Shape
-from netem.links.bpf import LossFilter
 from netem.links.fake import FakePort
+from netem.links.loss_filter import LossFilter
 from tests.kernel.frames import (
     FLOW,
     HOST,
