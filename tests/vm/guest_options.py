@@ -22,9 +22,10 @@ from netem.kernel import netem_options as no
 from netem.kernel.errors import KernelError
 from netem.kernel.loss_models import FourState, GilbertElliott
 from netem.kernel.netem_options import NetemOptions, Overhead, Rate, Slot
-from netem.kernel.netns import open_rtnetlink
+from netem.kernel.netns import open_netlink, open_rtnetlink
 from netem.kernel.qdisc import Command, Netem
 from netem.kernel.rtnetlink import Rtnetlink
+from netem.kernel.veth import tx_dropped
 from netem.links import chain as chain_of_links
 from netem.links.base import Extras, LinkError, Shape
 from netem.links.netem import NetemPort
@@ -221,6 +222,8 @@ def port_options() -> dict[str, Any]:
         found["burst"] = traffic.count(4000)
         port.set_loss([])
         found |= account(port)
+        with open_netlink(network.near.netns) as netlink:
+            found["devices"] = tx_dropped(netlink, network.near.ifname)
     extras = Extras(duplicate_ratio=0.3, slot=Slot(100_000, 200_000), overhead=Overhead(24))
     shape = Shape(delay_us=1000, rate_bps=10**9, extras=extras)
     with port_of(shape, bpf_loss=True) as (port, network), Traffic(network, SENDERS[0]) as traffic:
