@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from netem.analysis import congestion, intervals, load, oracle
+from netem.analysis import accounts, congestion, intervals, load, oracle
 from netem.analysis.fates import Flow, Keys
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
-from netem.analysis.run import RunData, TransportRun
+from netem.analysis.run import OrderFn, RunData, TransportRun
 from netem.spec.loss import BurstyLoss
 
 MIN_ROUNDS_FOR_PASSES = 5
@@ -204,7 +204,7 @@ def _totals(run: TransportRun) -> Check:
     receiving devices. What queues and devices between switches drop is in front of the link that bursts hit, and behind
     one that counts steady loss. All of these are counted by direction only.
     """
-    groups = [group for flow in _flows(run) for group in _groups(run, flow)]
+    groups = [group for flow in accounts.flows(run) for group in accounts.groups_of(run, flow)]
     problems = [group for group in groups if group.sent != group.seen or group.missing]
     missing = 0
     explained = all(group.sent >= group.seen and group.missing >= 0 for group in problems)
@@ -236,85 +236,6 @@ def _unrequested(run: TransportRun) -> Check:
         f"sockets dropped {sockets}, devices {devices} of {seen} packets ({share:.3%}, allowed {MAX_UNREQUESTED:.1%})"
     )
     return Check("unrequested drops", run.name, run.repeat, share <= MAX_UNREQUESTED, detail)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Rounds of one flow whose packets are compared with what the link counted."""
-
-    worker: int
-    direction: str
-    where: str
-    rows: Sequence[RoundRow]
-    counts: Sequence[LinkCount]
-    unread: int
-    """Packets that nobody may have read: sent behind the need of the last round."""
-
-    @property
-    def seen(self) -> int:
-        return sum(count.seen for count in self.counts)
-
-    @property
-    def dropped(self) -> int:
-        return sum(count.dropped for count in self.counts)
-
-    @property
-    def gained(self) -> int:
-        """Copies that the link made, less the packets that it damaged so that no socket gets them."""
-        return sum(count.duplicated - count.corrupted for count in self.counts)
-
-    @property
-    def sent(self) -> int:
-        return sum(row.packets_sent or 0 for row in self.rows)
-
-    @property
-    def received(self) -> int:
-        return sum(
-            (row.delivered or 0) + (row.duplicate or 0) + (row.late or 0) + (row.dropped_socket or 0)
-            for row in self.rows
-        )
-
-    @property
-    def missing(self) -> int:
-        """Packets that passed the link and did not arrive; negative: more arrived than passed."""
-        gap = self.seen - self.dropped + self.gained - self.received
-        return gap if gap < 0 else max(0, gap - self.unread)
-
-    def problem(self) -> str:
-        place = f"worker {self.worker} {self.direction}, {self.where}"
-        if self.sent != self.seen:
-            return f"{place}: sent {self.sent}, the link saw {self.seen}"
-        return f"{place}: {self.seen} seen - {self.dropped} dropped by the link, {self.received} arrived"
-
-
-def _flows(run: TransportRun) -> list[tuple[int, str]]:
-    """Flows whose packets both ends count; TCP's are the kernel's."""
-    return sorted({(row.worker, row.direction) for row in run.rows if row.packets_sent is not None})
-
-
-def _groups(run: TransportRun, flow: tuple[int, str]) -> list[_Group]:
-    """Round by round where the counts allow it, else the whole run at once.
-
-    A socket's drops have no header: with any of them only the sum over the run can close. A round that was given up
-    ends without its tail being read.
-    """
-    worker, direction = flow
-    rows = [row for row in run.rows if (row.worker, row.direction) == flow and row.chunks is not None]
-    counts = [count for count in run.counts if (count.worker, count.direction) == flow]
-    by_round = {count.round: count for count in counts if count.round is not None}
-    ok = [row for row in rows if row.outcome == "ok"]
-    if not rows or not counts:
-        return []
-    at_need = rows[-1].packets_at_need
-    unread = max(0, (rows[-1].packets_sent or 0) - at_need) if at_need is not None else 0
-    if run.by_round and not any(row.dropped_socket for row in rows) and all(row.round in by_round for row in ok):
-        return [
-            _Group(
-                worker, direction, f"round {row.round}", [row], [by_round[row.round]], unread if row is rows[-1] else 0
-            )
-            for row in ok
-        ]
-    return [_Group(worker, direction, "the run", rows, counts, unread)] if len(ok) == len(rows) else []
 
 
 def _machine(run: TransportRun) -> list[Check]:
@@ -364,7 +285,8 @@ def _replicas(run: TransportRun) -> Check:
 
 def _recorded_exact(run: TransportRun, data: RunData) -> Check:
     """The same of a recorded mask: a round in which nothing else loses takes the course that the list says."""
-    problems, compared = [], 0
+    problems: list[str] = []
+    compared = 0
     others = (*run.device_drops.values(), *run.queue_drops.values(), *run.uplink_drops.values())
     for row in run.rows if not any(others) else ():
         keys = run.recorded.get(Flow(row.direction, row.worker, row.round))
@@ -372,16 +294,24 @@ def _recorded_exact(run: TransportRun, data: RunData) -> Check:
         usable = alone and row.outcome == "ok" and not row.dropped_socket
         if keys is None or not usable or not row.chunks or not row.delivered or run.order is None:
             continue
-        order = run.order(row.round, row.worker, row.direction, row.chunks)
-        want = oracle.predict(order, row.delivered, row.chunks, recorded_drop(keys))
         compared += 1
-        if (want.passes, want.packets_at_need) != (row.passes, row.packets_at_need):
-            problems.append(
-                f"round {row.round}, worker {row.worker} {row.direction}: {row.passes} passes and "
-                f"{row.packets_at_need} packets, the list says {want.passes} and {want.packets_at_need}"
-            )
+        problems += _unlike(row, run.order, recorded_drop(keys), "list")
     detail = problems[0] if problems else f"{compared} rounds equal the recorded losses' prediction to the packet"
     return Check("recorded mask", run.name, run.repeat, not problems, detail)
+
+
+def _unlike(row: RoundRow, order: OrderFn, drop: oracle.DropFn, source: str) -> list[str]:
+    """Where a round's course is not the one that these losses make, what `source` says of it."""
+    assert row.chunks is not None
+    assert row.delivered is not None
+    sent = order(row.round, row.worker, row.direction, row.chunks)
+    want = oracle.predict(sent, row.delivered, row.chunks, drop)
+    if (want.passes, want.packets_at_need) == (row.passes, row.packets_at_need):
+        return []
+    return [
+        f"round {row.round}, worker {row.worker} {row.direction}: {row.passes} passes and "
+        f"{row.packets_at_need} packets, the {source} says {want.passes} and {want.packets_at_need}"
+    ]
 
 
 def recorded_drop(keys: Keys) -> oracle.DropFn:
@@ -391,21 +321,16 @@ def recorded_drop(keys: Keys) -> oracle.DropFn:
 
 def _mask_exact(run: TransportRun, data: RunData) -> Check:
     """Passes and packets up to the completing chunk are what the loss mask says, to the packet."""
-    problems, compared = [], 0
+    problems: list[str] = []
+    compared = 0
     for row in _by_loss_alone(run):
         loss = row.loss_requested
         if run.order is None or run.mask_seed is None or loss is None or not row.chunks or not row.delivered:
             continue
         if row.packets_at_need is None:
             continue
-        order = run.order(row.round, row.worker, row.direction, row.chunks)
-        drop = oracle.mask_drop(run.mask_seed, row.direction, row.worker, row.round, loss)
-        want = oracle.predict(order, row.delivered, row.chunks, drop)
         compared += 1
-        if (want.passes, want.packets_at_need) != (row.passes, row.packets_at_need):
-            problems.append(
-                f"round {row.round}, worker {row.worker} {row.direction}: {row.passes} passes and "
-                f"{row.packets_at_need} packets, the mask says {want.passes} and {want.packets_at_need}"
-            )
+        drop = oracle.mask_drop(run.mask_seed, row.direction, row.worker, row.round, loss)
+        problems += _unlike(row, run.order, drop, "mask")
     detail = problems[0] if problems else f"{compared} burst rounds equal the mask's prediction to the packet"
     return Check("mask", run.name, run.repeat, not problems, detail)
