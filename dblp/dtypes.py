@@ -10,6 +10,7 @@ bfloat16: the upper half of a float32.
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -63,7 +64,7 @@ class WireDtype:
             out[part] = self.decode(wire[part])
 
 
-class _Rounded(WireDtype):
+class _Rounded(WireDtype, abc.ABC):
     """A format of 16 bits. `overflow`: bits of the least float32 magnitude that would round to infinity."""
 
     storage = np.dtype("<u2")
@@ -85,13 +86,13 @@ class _Rounded(WireDtype):
         out[~finite] = self._special(values[~finite])
         return int(np.count_nonzero(finite & (magnitude >= self.overflow)))
 
+    @abc.abstractmethod
     def _round(self, bits: NDArray[np.uint32], magnitude: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """The format's bits, in the lower halves, of finite numbers up to the largest."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _special(self, values: FloatArray) -> NDArray[np.uint16]:
         """The format's bits of infinities and NaN."""
-        raise NotImplementedError
 
 
 class _Float16(_Rounded):
