@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,17 +13,13 @@ from netem.commands.failure import CommandError
 from netem.statuses import USAGE
 
 if TYPE_CHECKING:
-    from netem.vm import Machine
+    from netem.vm import Engine
 
 _USAGE = "dblp-netem vm [--kernel FILE] -- run SCENARIO"
 COMMANDS = ("run", "doctor", "validate", "show", "compare")
 """What makes sense in a machine that is gone afterwards."""
 DEFAULT_OUT = "runs"
 DEFAULT_LIMIT_S = 3600.0
-EMULATED = (
-    "no usable KVM: the processor is emulated, some 15 times slower. A replay scenario such as burst90-replay is the "
-    "sensible choice; training takes very long."
-)
 
 
 def _limit(given: str | float) -> float:
@@ -48,21 +43,23 @@ def vm(
         typer.Option(
             "--kernel",
             metavar="FILE",
-            help="Kernel image; default: the newest in /boot with sch_netem.",
+            help="Kernel: an image as in /boot, or user-mode Linux; default: what is installed.",
             show_default=False,
         ),
     ] = None,
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="Memory of the machine, as QEMU takes it.")
     ] = "4G",
-    cpus: Annotated[int, typer.Option("--cpus", min=1, max=256, metavar="N", help="Processors of the machine.")] = 2,
+    cpus: Annotated[
+        int, typer.Option("--cpus", min=1, max=256, metavar="N", help="Processors; user-mode Linux has one.")
+    ] = 2,
     limit: Annotated[
         float,
         typer.Option(
             "--limit", parser=_limit, metavar="TIME", help="End the machine after this time.", show_default="1 h"
         ),
     ] = DEFAULT_LIMIT_S,
-    emulate: Annotated[bool, typer.Option("--emulate", metavar="", help="Do not use KVM.")] = False,
+    emulate: Annotated[bool, typer.Option("--emulate", metavar="", help="Use QEMU, without KVM.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", metavar="", help="Show what the machine's kernel says.")
     ] = False,
@@ -70,34 +67,32 @@ def vm(
 ) -> int:
     """Run a command on a throw-away kernel with netem, over your own files: needs neither netem here nor root.
 
-    Boots a kernel from /boot with virtme-ng and QEMU; only the run folder comes back. Returns the command's status.
+    Boots a kernel from /boot with KVM, or user-mode Linux, or a kernel from /boot on an emulated processor: the first
+    that works here. Only the run folder comes back. Returns the command's status.
     """
     from netem import vm as machines
 
     argv, out = _inner(command)
-    tools = machines.require_tools(kernel)
-    assert tools.kernel is not None
+    engines = machines.candidates(kernel, emulate=emulate)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     kept = out.resolve() if out is not None else None
-    machine = machines.Machine(
-        tools.kernel, not emulate and machines.kvm_offered(), cpus=cpus, memory=memory, kept=kept, verbose=verbose
-    )
-    _say(machine)
+    machine = machines.Machine(cpus=cpus, memory=memory, kept=kept, verbose=verbose)
     program = [sys.executable, "-B", "-m", "netem.cli", *argv]
-    if machine.kvm:
+
+    def boot(engine: Engine) -> int:
+        typer.echo(f"booting {engine.kernel.name} with {engine.name}", err=True)
+        if engine.advice:
+            typer.echo(engine.advice, err=True)
+        return machines.run(engine, machine, program, cwd=Path.cwd(), limit_s=limit)
+
+    *first, last = engines
+    for engine in first:
         try:
-            return machines.run(machine, tools, program, cwd=Path.cwd(), limit_s=limit)
-        except machines.NotBooted:
-            machine = replace(machine, kvm=False)
-            _say(machine)
-    return machines.run(machine, tools, program, cwd=Path.cwd(), limit_s=limit)
-
-
-def _say(machine: Machine) -> None:
-    typer.echo(f"booting {machine.kernel.name} with {'KVM' if machine.kvm else 'emulation'}", err=True)
-    if not machine.kvm:
-        typer.echo(EMULATED, err=True)
+            return boot(engine)
+        except machines.NotBooted as error:
+            typer.echo(str(error), err=True)
+    return boot(last)
 
 
 def _inner(command: list[str]) -> tuple[list[str], Path | None]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the vm tier needs besides virtme-ng: QEMU, a kernel with sch_netem, a static busybox; and shellcheck, for the
-# script that provisions a machine.
+# What the vm tier needs besides virtme-ng: user-mode Linux; QEMU, a kernel with sch_netem, a static busybox; and the
+# linter shellcheck, for the script that provisions a machine.
 # As root on a machine with apt it installs what is missing; otherwise it says what is. It always succeeds: whether
 # a missing capability is a skip or a failure is for the tests to say.
 set -euo pipefail
@@ -23,6 +23,7 @@ linux_image() {
 }
 
 missing=()
+command -v linux.uml >/dev/null || missing+=(user-mode-linux)
 command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)
 # udhcpc and insmod in virtme's initramfs come from a busybox without shared libraries.
 { [ -x /bin/busybox ] || [ -x /usr/bin/busybox ]; } && ! ldd "$(command -v busybox)" >/dev/null 2>&1 || missing+=(busybox-static)
@@ -32,7 +33,7 @@ kernel_with_netem || missing+=(linux-image)
 
 if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
 if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
-    echo "vm tests: missing ${missing[*]} (no apt here: install QEMU for x86, a static busybox, and a kernel with sch_netem in /boot)" >&2
+    echo "vm tests: missing ${missing[*]} (no apt here: install user-mode Linux, QEMU for x86, a static busybox, and a kernel with sch_netem in /boot)" >&2
     exit 0
 fi
 missing=("${missing[@]/#linux-image/$(linux_image)}")
