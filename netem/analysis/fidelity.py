@@ -154,6 +154,7 @@ def _exact(run: TransportRun, data: RunData) -> list[Check]:
     checks = [*_clean_rounds(run, data), _totals(run), _unrequested(run), _completion(run), _doubts(run)]
     checks += [Check(name, run.name, run.repeat, ok, detail) for name, ok, detail in congestion.checks(run)]
     checks += _machine(run)
+    checks += _saturation(run) if data.judge_latencies else []
     if run.reliable_broadcast and run.epochs:
         checks.append(_replicas(run))
     if run.stop_and_wait and run.mask_seed is not None and run.order is not None:
@@ -245,6 +246,20 @@ def _machine(run: TransportRun) -> list[Check]:
     steal, dropped = run.load.steal, run.load.backlog_dropped
     detail = f"{steal:.1%} of the processor time stolen (allowed {load.MAX_STEAL:.0%}), the backlog dropped {dropped}"
     return [Check("machine", run.name, run.repeat, steal <= load.MAX_STEAL and not dropped, detail)]
+
+
+def _saturation(run: TransportRun) -> list[Check]:
+    """The latencies are those of the network: the transport's threads hardly waited for a core."""
+    judged = load.judged_rounds(run.rows)
+    share = load.runqueue_share(judged)
+    if share is None:
+        return []
+    what = "burst rounds" if any(row.burst for row in judged) else "rounds"
+    detail = (
+        f"threads that were ready waited for a core for {share:.1%} of the latencies of {what} (allowed "
+        f"{load.MAX_RUNQUEUE:.0%}): a lower `pace`, fewer workers or more cores, or `latencies: reported`"
+    )
+    return [Check("saturation", run.name, run.repeat, share <= load.MAX_RUNQUEUE, detail, achieved=share)]
 
 
 def _doubts(run: TransportRun) -> Check:

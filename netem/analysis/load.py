@@ -8,8 +8,8 @@ from pathlib import Path
 
 from netem.analysis.records import RoundRow
 
-MUCH_RUNQUEUE = 0.10
-"""A run in which the transport waits for a core for more than this share of its latencies is marked as busy."""
+MAX_RUNQUEUE = 0.10
+"""Where the transport waits for a core for more than this share of its latencies, they are not the network's."""
 MAX_STEAL = 0.10
 """Share of the processor time that the host of a virtual machine may have given to others."""
 PROC = Path("/proc")
@@ -56,13 +56,18 @@ def summary(rows: Sequence[RoundRow], loads: Sequence[Load | None]) -> dict[str,
     burst, rest = ([row for row in rows if bool(row.burst) is wanted] for wanted in (True, False))
     shares = {"burst_rounds": runqueue_share(burst), "other_rounds": runqueue_share(rest)}
     known = [load for load in loads if load is not None]
-    judged = shares["burst_rounds"] if burst else shares["other_rounds"]
+    judged = runqueue_share(judged_rounds(rows))
     return {
         "waiting_for_a_core": shares,
-        "busy": None if judged is None else judged > MUCH_RUNQUEUE,
+        "busy": None if judged is None else judged > MAX_RUNQUEUE,
         "steal": max((load.steal for load in known), default=None),
         "backlog_dropped": sum(load.backlog_dropped for load in known) if known else None,
     }
+
+
+def judged_rounds(rows: Sequence[RoundRow]) -> list[RoundRow]:
+    """Those in bursts, or all where there is no burst."""
+    return [row for row in rows if row.burst] or list(rows)
 
 
 def runqueue_share(rows: Sequence[RoundRow]) -> float | None:

@@ -90,6 +90,7 @@ class RunData:
     runs: tuple[TransportRun, ...]
     captures: tuple[CaptureCount, ...] = ()
     expect: tuple[str, ...] = ()
+    judge_latencies: bool = True
 
     @property
     def transports(self) -> list[str]:

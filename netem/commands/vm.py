@@ -67,8 +67,8 @@ def vm(
 ) -> int:
     """Run a command on a throw-away kernel with netem, over your own files: needs neither netem here nor root.
 
-    Boots a kernel from /boot with KVM, or user-mode Linux, or a kernel from /boot on an emulated processor: the first
-    that works here. Only the run folder comes back. Returns the command's status.
+    Boots a kernel from /boot with KVM, or user-mode Linux, or a kernel from /boot on an emulated processor: the
+    first that works here. Only the run folder comes back. Returns the command's status.
     """
     from netem import vm as machines
 
@@ -78,9 +78,11 @@ def vm(
         out.mkdir(parents=True, exist_ok=True)
     kept = out.resolve() if out is not None else None
     machine = machines.Machine(cpus=cpus, memory=memory, kept=kept, verbose=verbose)
-    program = [sys.executable, "-B", "-m", "netem.cli", *argv]
 
     def boot(engine: Engine) -> int:
+        program = [sys.executable, "-B", "-m", "netem.cli", *argv]
+        if argv[0] == "run" and not engine.full_speed:
+            program += ["--set", "latencies=reported"]
         typer.echo(f"booting {engine.kernel.name} with {engine.name}", err=True)
         if engine.advice:
             typer.echo(engine.advice, err=True)

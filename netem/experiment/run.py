@@ -272,6 +272,7 @@ def _summarise(loaded: Loaded, choice: BackendChoice, results: Results, folder: 
         runs=tuple(results.runs),
         captures=tuple(results.captures),
         expect=spec.expect,
+        judge_latencies=spec.latencies == "judged",
     )
     _write_rows(folder, results)
     summary = summarise(data)

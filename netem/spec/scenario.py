@@ -249,6 +249,8 @@ class Scenario(Spec):
     capture: Capture = Capture(rounds="none")
     expect: tuple[str, ...] = ()
     """Conditions on the results."""
+    latencies: Literal["judged", "reported"] = "judged"
+    """Whether the run is faithful only if its latencies are those of the network, not of this machine's cores."""
     link: LinkSettings = LinkSettings()
     deadlines: Deadlines = Deadlines()
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1

@@ -66,6 +66,11 @@ class Engine(Protocol):
         """It has booted by then, or never will. None: no telling."""
         ...
 
+    @property
+    def full_speed(self) -> bool:
+        """Whether a run's latencies can be those of its network."""
+        ...
+
     def command_line(self, machine: Machine, script: str, cwd: Path, shared: Path) -> list[str]:
         """The argument vector that boots `machine` and has a shell there run `script` as root in `cwd`.
 

@@ -22,7 +22,7 @@ PACKAGE = "user-mode Linux (Debian: apt-get install user-mode-linux)"
 MODULE_FOLDERS = (Path("/usr/lib/uml/modules"), Path("/lib/modules"))
 BOOT_LIMIT_S = 60.0
 VERSION_LIMIT_S = 10.0
-ADVICE = "one processor, on which system calls are slow: latencies and times are those of a slow, busy machine"
+ADVICE = "one processor, on which system calls are slow: latencies are reported, not judged (`latencies: reported`)"
 _ELF = b"\x7fELF"
 # The root is read-only and under a layer in memory, as soon as that can be mounted. The consoles are pipes: 1 for what
 # is said on standard output, 2 for standard error.
@@ -76,6 +76,7 @@ class UserModeLinux:
     modules: Path | None
     advice: str = ADVICE
     boot_limit_s: float | None = BOOT_LIMIT_S
+    full_speed: bool = False
 
     @property
     def name(self) -> str:

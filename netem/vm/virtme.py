@@ -23,9 +23,9 @@ UNUSED_MODULES = (
 )
 KVM_BOOT_LIMIT_S = 60.0
 EMULATED = (
-    "no usable KVM: the processor is emulated, some 15 times slower. A replay scenario such as burst90-replay is the "
-    "sensible choice; training takes very long. User-mode Linux is much faster (Debian: apt-get install "
-    "user-mode-linux)."
+    "no usable KVM: the processor is emulated, some 15 times slower; latencies are reported, not judged. A replay "
+    "scenario such as burst90-replay is the sensible choice; training takes very long. User-mode Linux is much faster "
+    "(Debian: apt-get install user-mode-linux)."
 )
 
 
@@ -86,6 +86,10 @@ class Virtme:
     @property
     def boot_limit_s(self) -> float | None:
         return KVM_BOOT_LIMIT_S if self.kvm else None
+
+    @property
+    def full_speed(self) -> bool:
+        return self.kvm
 
     def command_line(self, machine: Machine, script: str, cwd: Path, shared: Path) -> list[str]:
         argv = [str(self.tools.vng), "--run", str(self.kernel), "--user", "root", "--cwd", str(cwd)]

@@ -17,6 +17,7 @@ seed: 11
 topology: {{star: {{workers: {workers}}}}}
 workload: {{kind: replay, chunks: {chunks}, iterations: 8}}
 profile: {profile}
+latencies: reported
 link: {{backend: bpf}}
 transports: {transports}
 bursts:

@@ -25,6 +25,7 @@ REPLAY = """\
 name: small
 seed: 11
 topology: {{star: {{workers: 3}}}}
+latencies: reported
 workload: {{kind: replay, chunks: {chunks}, iterations: {iterations}, compute: {compute}}}
 profile: {profile}
 link: {{backend: bpf}}

@@ -13,6 +13,7 @@ SCENARIO = """\
 name: graph
 seed: 5
 topology: {topology}
+latencies: reported
 workload: {{kind: replay, chunks: {chunks}, iterations: 6}}
 link: {{backend: bpf}}
 transports: {{dblp: {{low: 0.8%, high: 40.8%, detector: {{schedule: {{critical: 0..1}}}}}}}}

@@ -38,6 +38,7 @@ INCAST = (
     TOPOLOGY
     + """\
 name: incast-small
+latencies: reported
 workload: {kind: replay, chunks: 200, iterations: 5, compute: 5 ms}
 transports: {mlt: {fixed: 5%}, tcp: {}}
 microbursts:
@@ -170,6 +171,7 @@ def test_iperf3_in_the_background(tmp_path: Path) -> None:
     path.write_text(
         TOPOLOGY
         + """\
+latencies: reported
 workload: {kind: replay, chunks: 100, iterations: 4, compute: 20 ms}
 transports: {mlt: {fixed: 5%}}
 background:
@@ -189,7 +191,7 @@ def test_without_iperf3_the_run_is_refused(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "iperf.yaml"
     path.write_text(
         TOPOLOGY
-        + "workload: {kind: replay, chunks: 10, iterations: 2}\ntransports: {tcp: {}}\n"
+        + "latencies: reported\nworkload: {kind: replay, chunks: 10, iterations: 2}\ntransports: {tcp: {}}\n"
         + "background: [{kind: iperf3-tcp, from: other1}]\n"
     )
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -211,7 +213,8 @@ def test_sources_run_as_the_caller_of_sudo_and_a_run_without_matplotlib_says_so(
     path = out / "small.yaml"
     path.write_text(
         TOPOLOGY
-        + "workload: {kind: replay, chunks: 50, iterations: 3, compute: 5 ms}\ntransports: {tcp: {}}\n"
+        + "latencies: reported\nworkload: {kind: replay, chunks: 50, iterations: 3, compute: 5 ms}\n"
+        + "transports: {tcp: {}}\n"
         + "microbursts: [{iteration: 1, from: other1, packets: 100}]\n"
     )
     done = subprocess.run(

@@ -10,6 +10,8 @@ import pytest
 from netem.analysis import load
 from netem.analysis.fidelity import fidelity
 from netem.analysis.load import Load, Snapshot
+from netem.analysis.records import RoundRow
+from netem.analysis.run import RunData
 from tests.unit.analysis_data import faithful_run
 
 
@@ -58,3 +60,33 @@ def test_a_stolen_processor_or_a_full_backlog_is_not_faithful(what: Load, ok: bo
     judged = fidelity(replace(data, runs=tuple(replace(run, load=what) for run in data.runs)))
     assert [check.ok for check in judged.checks if check.name == "machine"] == [ok] * len(data.runs)
     assert judged.faithful is ok
+
+
+def _with_waits(share: float | None, *, judged: bool = True) -> RunData:
+    """A faithful run in whose burst rounds the transport waited for a core for this share of the latency."""
+    data = faithful_run()
+
+    def waited(row: RoundRow) -> RoundRow:
+        own = 0.9 if not row.burst else share
+        return replace(row, latency_s=2.0, runqueue_s=None if own is None else 2.0 * own)
+
+    runs = tuple(replace(run, rows=tuple(map(waited, run.rows))) for run in data.runs)
+    return replace(data, runs=runs, judge_latencies=judged)
+
+
+@pytest.mark.parametrize(("share", "ok"), [(0.09, True), (0.11, False)])
+def test_latencies_of_a_saturated_machine_are_not_faithful(share: float, ok: bool) -> None:
+    """Burst rounds alone are judged: the others waited for 90 %."""
+    judged = fidelity(_with_waits(share))
+    found = [check for check in judged.checks if check.name == "saturation"]
+    assert [check.ok for check in found] == [ok, ok]
+    assert found[0].achieved == pytest.approx(share)
+    assert judged.faithful is ok
+    assert ("11.0%" in found[0].detail) is not ok
+
+
+def test_waits_are_not_judged_where_latencies_are_only_reported_or_waits_are_not_known() -> None:
+    for data in (_with_waits(0.5, judged=False), _with_waits(None)):
+        judged = fidelity(data)
+        assert judged.faithful
+        assert "saturation" not in {check.name for check in judged.checks}
