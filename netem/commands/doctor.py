@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from netem.commands import options
-from netem.commands.failure import print_json
-from netem.statuses import OK, PREFLIGHT
+from netem.commands.failure import CommandError, print_json
+from netem.statuses import OK, PREFLIGHT, USAGE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,13 +26,31 @@ def doctor(
         bool,
         typer.Option("--calibrate", metavar="", help="Measure instead which differences this machine can resolve."),
     ] = False,
+    fidelity: Annotated[
+        bool,
+        typer.Option(
+            "--fidelity", metavar="", help="Measure instead whether links do what is asked, setting by setting."
+        ),
+    ] = False,
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend", metavar="NAME", help="With --fidelity: netem or bpf, instead of what `run` would take."
+        ),
+    ] = "auto",
     json: options.Json = False,
     debug: options.Debug = False,
     state_dir: options.StateDir = options.STATE_DIR,
 ) -> int:
     """Try everything that a run may need, for real, and say what to do where it does not work."""
+    if calibrate and fidelity:
+        raise CommandError("--calibrate or --fidelity: one at a time", USAGE)
     if calibrate:
         return _calibrate(state_dir, json)
+    if fidelity:
+        from netem.commands.fidelity import fidelity as measure
+
+        return measure(backend, state_dir, json)
     from netem import preflight, rootless
     from netem.kernel.errors import Unavailable
 

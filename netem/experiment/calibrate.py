@@ -74,7 +74,7 @@ class Calibration:
 
 def calibrate(state_dir: Path, user: User) -> Calibration:
     """Takes some 20 s. Raises CalibrationFailed, and what a run raises before it begins."""
-    late = _sleeping()
+    late = sleeping()
     waiting = _waiting_share()
     with tempfile.TemporaryDirectory(prefix="dblp-netem-") as name:
         os.chmod(name, 0o755)
@@ -111,7 +111,7 @@ def _rounds(text: str, out: Path, state_dir: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row["direction"] == "up"]
 
 
-def _sleeping() -> list[float]:
+def sleeping() -> list[float]:
     """How much later than asked short sleeps end."""
     late = []
     for _ in range(SLEEPS):
