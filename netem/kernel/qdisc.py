@@ -135,9 +135,13 @@ class Stats:
     bytes_kept: int = 0
 
     def since(self, before: Stats) -> Stats:
-        """The difference of two readings (the kernel's packet counters wrap at 2**32)."""
+        """The difference of two readings (the kernel's packet counters wrap at 2**32).
+
+        A packet that a qdisc above had taken out and put back was counted twice before: never less than none.
+        """
+        seen = (self.seen - before.seen) % 2**32
         return Stats(
-            (self.seen - before.seen) % 2**32,
+            0 if seen == U32_MAX else seen,
             (self.dropped - before.dropped) % 2**32,
             self.waiting,
             max(0, self.bytes_kept - before.bytes_kept),

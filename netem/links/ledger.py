@@ -55,12 +55,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Stretch:
-    """`parts`: whose packets the band gets; none: nobody's, or in band 0 what no filter names."""
+    """`parts`: whose packets the band gets; none: nobody's, or in band 0 what no filter names.
+
+    held: below a rate limiter, which takes its next packet out and puts it back until it may go. netem counts that one
+    twice, as passed and as waiting (net/sched/sch_netem.c; qdisc_peek_dequeued in net/sch_generic.h).
+    """
 
     loss_ratio: float
     parts: tuple[Part, ...] = ()
     rest: Kind = "data"
     clustering: float = 1.0
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,9 @@ class _Sums:
         return _Sums(dict(self.seen), dict(self.dropped), dict(self.bytes_seen), self.overflow)
 
     def add(self, stretch: Stretch, change: Stats, hits: Sequence[int]) -> None:
-        """`hits`: of each part in this stretch. A band of one part needs none."""
+        """`hits`: of each part in this stretch. A band of one part needs none, but for a packet that is held."""
+        if stretch.held and len(stretch.parts) == 1 and stretch.rest == "data":
+            change = _once(change, hits[0])
         injected, overflow = split_drops(change.seen, change.dropped, stretch.loss_ratio, stretch.clustering)
         self.overflow += overflow
         passed = change.seen - change.dropped
@@ -97,6 +104,15 @@ class _Sums:
             self.seen[part] = self.seen.get(part, 0) + count
             self.dropped[part] = self.dropped.get(part, 0) + drops
             self.bytes_seen[part] = self.bytes_seen.get(part, 0) + size
+
+
+def _once(change: Stats, hits: int) -> Stats:
+    """Without the packet that was held at the end of the stretch, with the one held at its start: the filters know."""
+    if abs(change.seen - hits) != 1 or change.seen == change.dropped:
+        return change
+    mean_bytes = change.bytes_kept / (change.seen - change.dropped)
+    kept = round(mean_bytes * max(0, hits - change.dropped))
+    return Stats(hits, min(change.dropped, hits), change.waiting, kept)
 
 
 @dataclass

@@ -283,10 +283,11 @@ class NetemPort:
 
     def _open_stretches(self, before: Reading, after: Reading) -> None:
         steering, watching = self._state.steering, self._state.watch
+        held = any(isinstance(part, qdisc.Tbf) for part in self._state.tree)
         for band, part in enumerate(self._state.netems):
             parts = steering.parts.get(band, ()) if band else watching.parts.get(0, ())
             options = part.options
-            stretch = Stretch(options.loss_ratio, parts, "data" if band else "other", options.clustering)
+            stretch = Stretch(options.loss_ratio, parts, "data" if band else "other", options.clustering, held)
             self._ledger.start(band, stretch, before, after)
 
     def _verified(self, netlink: Rtnetlink) -> Reading:

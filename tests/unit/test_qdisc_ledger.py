@@ -128,3 +128,24 @@ def test_bytes_of_a_total_loss_are_unknown() -> None:
     ledger = Ledger()
     ledger.start(1, Stretch(1.0, (Part(SENDER),)), read(0), read(0))
     assert ledger.counters(read(10, 10)) == [Counter(SENDER, None, 10, 10, 0)]
+
+
+def test_a_packet_that_a_rate_limiter_holds_is_counted_once() -> None:
+    """netem counts it as passed and as waiting, see `Stretch.held`; the hits of the filters say how many there were."""
+    part = Part(SENDER)
+    burst = Stretch(0.5, (part,), held=True)
+    ledger = Ledger()
+    ledger.start(1, CLEAN, read(0), read(0))
+    ledger.start(1, burst, read(0), read(0, 0, {part: 0}))
+    ledger.start(1, CLEAN, read(101, 40, {part: 100}), read(101, 40))
+    ended = ledger.counters(read(100, 40))
+    assert ended == [Counter(SENDER, None, 100, 40, 10_000)], "nor does its leaving count as packets of nobody"
+    ledger.start(1, burst, read(101, 40), read(101, 40, {part: 0}))
+    assert ledger.counters(read(150, 60, {part: 50})) == [Counter(SENDER, None, 150, 60, 15_000)]
+
+
+def test_without_a_rate_nothing_is_held() -> None:
+    part = Part(SENDER)
+    ledger = Ledger()
+    ledger.start(1, Stretch(0.5, (part,)), read(0), read(0, 0, {part: 0}))
+    assert ledger.counters(read(101, 40, {part: 100}))[0].seen == 101
