@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from contextlib import closing
 
 from netem.kernel import offload, qdisc
 from netem.kernel.clsact import Hook
 from netem.kernel.netns import open_rtnetlink
+from netem.kernel.rtnetlink import Rtnetlink
 from netem.links.base import (
     Counter,
     Extras,
@@ -62,6 +62,8 @@ class BpfPort:
         self._entries = counter_entries
         self._loss: LossFilter | None = None
         self._tree: qdisc.Tree = ()
+        self._netlink: Rtnetlink | None = None
+        self._index = 0  # of the interface, once the socket is open
 
     def install(self, shape: Shape, flow: Flow | None, key: Key | None, sources: Sequence[str]) -> None:
         """See `Port.install`. UnsupportedFeature for delay and jitter, and for `after_rate` without `receiver`."""
@@ -77,9 +79,8 @@ class BpfPort:
     def adopt(self, shape: Shape, sources: Sequence[str]) -> None:
         """See `Port.adopt`. The loss program is replaced in any case, which takes no moment without one."""
         wanted = rate_tree(shape, self._mtu) if self._queues else ()
-        netns, ifname = self._port
-        with translated(f"find the queue of {self.name}"), closing(open_rtnetlink(netns)) as netlink:
-            qdisc.verify(qdisc.dump(netlink, netlink.find(ifname).index), wanted)
+        with translated(f"find the queue of {self.name}"):
+            qdisc.verify(qdisc.dump(self._opened(), self._index), wanted)
         self._tree = wanted
 
     def prepare(self, rules: Sequence[LossRule]) -> None:
@@ -111,6 +112,9 @@ class BpfPort:
         with contextlib.suppress(LinkError):
             self._set_tree(())
         self._tree = ()
+        if self._netlink is not None:
+            self._netlink.close()
+            self._netlink = None
 
     @property
     def _filter(self) -> LossFilter:
@@ -143,20 +147,31 @@ class BpfPort:
     def _set_tree(self, wanted: qdisc.Tree) -> None:
         if not wanted and not self._tree:
             return
-        netns, ifname = self._port
-        with translated(f"rate at port {self.name}"), closing(open_rtnetlink(netns)) as netlink:
-            index = netlink.find(ifname).index
-            qdisc.execute(netlink, index, qdisc.plan(self._tree, wanted))
-            qdisc.verify(qdisc.dump(netlink, index), wanted)
+        with translated(f"rate at port {self.name}"):
+            netlink = self._opened()
+            qdisc.execute(netlink, self._index, qdisc.plan(self._tree, wanted))
+            qdisc.verify(qdisc.dump(netlink, self._index), wanted)
         self._tree = wanted
 
     def _queue_dropped(self) -> int:
         if not self._tree:
             return 0
-        netns, ifname = self._port
-        with translated(f"statistics of port {self.name}"), closing(open_rtnetlink(netns)) as netlink:
-            found = qdisc.dump(netlink, netlink.find(ifname).index)
+        with translated(f"statistics of port {self.name}"):
+            found = qdisc.dump(self._opened(), self._index)
         return found[self._tree[0].handle].stats.dropped
+
+    def _opened(self) -> Rtnetlink:
+        """The port's netlink socket. Kept: to open one takes milliseconds, which a change by time would be late."""
+        if self._netlink is None:
+            netns, ifname = self._port
+            netlink = open_rtnetlink(netns)
+            try:
+                self._index = netlink.find(ifname).index
+            except BaseException:
+                netlink.close()
+                raise
+            self._netlink = netlink
+        return self._netlink
 
 
 def rate_tree(shape: Shape, mtu: int) -> qdisc.Tree:
