@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from netem.analysis import accounts, congestion, intervals, load, oracle
+from netem.analysis import accounts, congestion, intervals, load, oracle, punctual
 from netem.analysis.fates import Flow, Keys
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
 from netem.analysis.run import OrderFn, RunData, TransportRun
@@ -155,6 +155,8 @@ def _exact(run: TransportRun, data: RunData) -> list[Check]:
     checks += [Check(name, run.name, run.repeat, ok, detail) for name, ok, detail in congestion.checks(run)]
     checks += _machine(run)
     checks += _saturation(run) if data.judge_latencies else []
+    if (in_time := punctual.check(run.moments)) is not None:
+        checks.append(Check("event times", run.name, run.repeat, *in_time))
     if run.reliable_broadcast and run.epochs:
         checks.append(_replicas(run))
     if run.stop_and_wait and run.mask_seed is not None and run.order is not None:

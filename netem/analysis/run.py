@@ -9,6 +9,7 @@ from typing import Any
 from netem.analysis.load import Load
 from netem.analysis.merge import LossPlan
 from netem.analysis.oracle import IntArray
+from netem.analysis.punctual import Moment
 from netem.analysis.queues import BurstReport, QueueReport
 from netem.analysis.recorded import Mask
 from netem.analysis.records import EpochRow, LinkCount, RoundRow
@@ -40,6 +41,7 @@ class TransportRun:
         load: what the whole machine was busy with meanwhile (`netem.analysis.load.Load`), where it is known.
         microbursts, queues: what generators sent, and what recorded ports did with all packets.
         order: the send order, where the exact course of a round is to be checked.
+        moments: changes by time, planned and actual.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
     """
 
@@ -64,6 +66,7 @@ class TransportRun:
     load: Load | None = None
     microbursts: tuple[BurstReport, ...] = ()
     queues: tuple[QueueReport, ...] = ()
+    moments: tuple[Moment, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
 

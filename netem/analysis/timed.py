@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from netem.analysis.punctual import Moment
+
 FlowRound = tuple[int, int, str]
 """(round, worker, direction)"""
 
@@ -45,6 +47,8 @@ class History:
     changes: list[Change] = field(default_factory=list)
     lateness_s: list[float] = field(default_factory=list)
     """Of every change by time: actual, read back, minus planned."""
+    moments: list[Moment] = field(default_factory=list)
+    """Of every change by time, and of the first gate."""
     missed: int = 0
     """Changes that were planned for a time that the job did not reach."""
     real_time: bool = False

@@ -38,6 +38,7 @@ POLL_S = 0.25
 GRACE_S = 10.0
 END_LIMIT_S = 2.0
 MEMORY_EVERY_S = 0.5
+NEAR_S = 0.02
 LOG_TAIL_LINES, LOG_TAIL_BYTES = 5, 1 << 14
 
 
@@ -165,7 +166,8 @@ class Conductor:
         while running:
             hub.step(POLL_S)
             self.traffic.step()
-            self.memory.sample([child.pid for child in running.values()])
+            if not self._change_is_near():
+                self.memory.sample([child.pid for child in running.values()])
             for rank, child in list(running.items()):
                 status = child.poll()
                 if status is None:
@@ -180,6 +182,11 @@ class Conductor:
         if first is not None:
             self.recorder.lost(first)
             raise RunFailed(self._failure(first))
+
+    def _change_is_near(self) -> bool:
+        """A sample takes milliseconds, by which a change by time would be late."""
+        due = self.executor.next_s
+        return due is not None and due - time.monotonic() < NEAR_S
 
     def _failure(self, rank: int) -> str:
         """Why the rank that ended first did: its own words, else its end and its log. The others only lost it."""

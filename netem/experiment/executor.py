@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from netem.analysis.punctual import Moment
 from netem.analysis.timed import Change, History, Stretch
 from netem.experiment.fabric import Prepared
 from netem.spec import Burst, Scenario, Span, Step, Window, phase_effects, spans, windows
@@ -23,6 +24,8 @@ from netem.spec.timeline import LAST, bounded_spans, in_force
 
 MISSED_MAX = 100
 """How many changes that never came are written down one by one."""
+BEHIND_S = 0.25
+"""Who is so late leaves out what is over by now: else a machine that is too slow for its changes does nothing else."""
 
 
 class Links(Protocol):
@@ -43,10 +46,13 @@ class _InForce:
 
 @dataclass(frozen=True)
 class _Due:
-    """`ending`: numbers of what is in force; `begun`: what begins, and its planned end."""
+    """`ending`: numbers of what is in force; `begun`: what begins, and its planned end; `over`: what has ended before
+    it began.
+    """
 
     ending: frozenset[int]
     begun: tuple[tuple[_InForce, float], ...]
+    over: tuple[Span, ...] = ()
 
 
 class Executor:
@@ -119,9 +125,15 @@ class Executor:
         """Does what is due."""
         while (planned := self._planned()) is not None and self._clock() >= (self._origin or 0.0) + planned:
             began = self._clock()
-            due = self._due(planned)
-            prepared = self._ready or self._links.prepare(self._state(self._after(due)))
+            behind = self._now() - planned > BEHIND_S
+            due = self._due(self._now() if behind else planned)
+            ready = None if behind else self._ready
+            prepared = ready or self._links.prepare(self._state(self._after(due)))
             self._commit(due)
+            for span in due.over:
+                self._missed(span)
+                now = self._now()
+                self.history.moments += [Moment(span.start_s, now, True), Moment(span.end_s, now, False)]
             self._change(prepared, began, planned)
             self._make_ready()
 
@@ -132,10 +144,13 @@ class Executor:
         ended = self._now()
         for span in bounded_spans(self.spec, self.seed):
             if span.start_s > ended:
-                self.history.missed += 1
-                if self.history.missed <= MISSED_MAX:
-                    planned, place = span.start_s, ".".join(str(key) for key in span.effect.at)
-                    self._record({"event": "missed", "planned_s": planned, "ended_s": round(ended, 6), "at": place})
+                self._missed(span, ended_s=round(ended, 6))
+
+    def _missed(self, span: Span, **more: float) -> None:
+        self.history.missed += 1
+        if self.history.missed <= MISSED_MAX:
+            planned, place = span.start_s, ".".join(str(key) for key in span.effect.at)
+            self._record({"event": "missed", "planned_s": planned, **more, "at": place})
 
     # What is in force
 
@@ -181,18 +196,18 @@ class Executor:
         while self._peek(count + 1) and self._peeked[count].start_s <= planned:
             count += 1
         ending = frozenset(number for at, number in self._ends if at <= planned)
+        spans = list(itertools.islice(self._peeked, count))
         begun = tuple(
-            (_InForce(span.effect, self._round, LAST, "span"), span.end_s)
-            for span in itertools.islice(self._peeked, count)
+            (_InForce(span.effect, self._round, LAST, "span"), span.end_s) for span in spans if span.end_s > planned
         )
-        return _Due(ending, begun)
+        return _Due(ending, begun, tuple(span for span in spans if span.end_s <= planned))
 
     def _after(self, due: _Due) -> list[_InForce]:
         kept = [each for number, each in self._active.items() if number not in due.ending]
         return [*kept, *(each for each, _ in due.begun)]
 
     def _commit(self, due: _Due) -> None:
-        for _ in due.begun:
+        for _ in (*due.begun, *due.over):
             self._peeked.popleft()
         self._drop_numbers(due.ending)
         for each, end_s in due.begun:
@@ -247,6 +262,9 @@ class Executor:
         if planned_s is not None:
             event["lateness_s"] = round(ended - origin - planned_s, 6)
             self.history.lateness_s.append(ended - origin - planned_s)
+        if planned_s is not None or not self.history.rounds:
+            actual_s = ended - origin if self.history.rounds else 0.0
+            self.history.moments.append(Moment(planned_s or 0.0, actual_s, bool(spans_now)))
         self._record(event)
 
     def _losses(self, effects: list[Effect]) -> tuple[Burst, ...]:

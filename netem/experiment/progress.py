@@ -51,7 +51,7 @@ class Display:
                 self._progress.advance(self._task)  # type: ignore[arg-type]
         elif kind == "impairment":
             self._impairment(event)
-        elif kind == "missed":
+        elif kind == "missed" and "ended_s" in event:
             self.say(
                 f"{event['at']}: planned for {event['planned_s']:g} s, but the job ended at {event['ended_s']:g} s"
             )

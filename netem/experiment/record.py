@@ -129,6 +129,7 @@ class Recorder:
             reliable_broadcast=job.reliable_broadcast,
             stop_and_wait=job.stop_and_wait,
             mask_seed=job.config.seed if repeatable and job.key is not None else None,
+            moments=tuple(history.moments),
             load=between(self.before, snapshot()),
             order=None if job.spec.reliable else job.order(),
             facts={**facts(job), "phases": phases, "saturated": saturated(self.events), **timing(history)},

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from netem.analysis import punctual
 from netem.analysis.timed import timed_loss, timing
 from netem.experiment.asked import loss_plan
 from netem.experiment.executor import Executor
 from netem.experiment.fabric import Prepared, rules_for
+from netem.experiment.progress import Display
 from netem.links.base import Flow, LossRule, Shape
 from netem.links.fake import FakePort
 from netem.spec import Scenario, Step, load_scenario_text
@@ -190,6 +194,28 @@ def test_a_ring_that_comes_late_does_everything_that_is_due_in_order() -> None:
         ("apply", 0.1), ("clear", 0.11), ("apply", 0.2), ("clear", 0.21),
     ]  # fmt: skip
     assert run.log[0]["lateness_s"] > 0.15
+
+
+def test_who_is_far_behind_leaves_out_what_is_over() -> None:
+    """A machine that needs 80 ms for a change of a burst of 10 ms every 100 ms would never do anything else."""
+    run = job("events: [{every: 100 ms, for: 10 ms, from: 100 ms, loss: 50%}]")
+    run.start()
+    run.links.now = run.origin + 0.605
+    run.executor.ring()
+    assert run.changes == [("apply", pytest.approx(0.1), [0.5])], "the burst that begins at 0.6 s"
+    assert run.executor.next_s == pytest.approx(run.origin + 0.61)
+    missed = [entry["planned_s"] for entry in run.log if entry["event"] == "missed"]
+    assert missed == [pytest.approx(at) for at in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    assert run.executor.history.missed == 5
+    run.until(0.65)
+    assert run.links.losses() == {}
+    ok, detail = punctual.check(run.executor.history.moments) or (True, "")
+    assert not ok, detail
+    shown = io.StringIO()
+    display = Display(Console(file=shown), 20)
+    for entry in run.log:
+        display.event(entry)
+    assert "the job ended" not in shown.getvalue()
 
 
 def test_what_the_job_did_not_reach_is_written_down() -> None:
