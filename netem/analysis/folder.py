@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dblp.config import profile_from
+from netem.analysis.agreement import ROUNDS, Round, read_rounds
 from netem.analysis.fates import Fates, captured
 from netem.spec import Scenario, load_scenario, profile_options
 
-RESOLVED, EVENTS, CAPTURES = "scenario.resolved.yaml", "events.jsonl", "captures"
+RESOLVED, EVENTS, CAPTURES, MANIFEST = "scenario.resolved.yaml", "events.jsonl", "captures", "manifest.json"
 
 
 class FolderError(Exception):
@@ -43,6 +44,19 @@ class Run:
     fates: Mapping[tuple[str, int], Fates]
     deliveries: Mapping[Delivery, str]
     repeatable_sets: bool
+    rounds: Sequence[Round] = ()
+    """Completed ones under loss."""
+    backend: str = ""
+    loss_engine: str = ""
+
+    @property
+    def stop_and_wait(self) -> bool:
+        return bool(profile_from(profile_options(self.spec)).probing == "stop-and-wait")
+
+    @property
+    def repeatable_loss(self) -> bool:
+        """The seed says which packets are lost; sch_netem draws lots."""
+        return self.loss_engine != "netem"
 
 
 def read_run(path: Path) -> Run:
@@ -52,6 +66,7 @@ def read_run(path: Path) -> Run:
         raise FolderError(f"{path} is not the folder of a run: it has no {RESOLVED}")
     spec = load_scenario(resolved).spec
     names = list(spec.transports)
+    backend, engine = _links(path / MANIFEST)
     fates = {(name, repeat): each for name, repeat, each in captured(path / CAPTURES, names, spec.topology.ranks)}
     return Run(
         path=path,
@@ -60,7 +75,28 @@ def read_run(path: Path) -> Run:
         fates=fates,
         deliveries=read_deliveries(path / EVENTS),
         repeatable_sets=profile_from(profile_options(spec)).probing == "stop-and-wait",
+        rounds=_rounds(path),
+        backend=backend,
+        loss_engine=engine,
     )
+
+
+def _links(path: Path) -> tuple[str, str]:
+    """Link backend and loss engine; empty for a run that was killed before it wrote them."""
+    if not path.is_file():
+        return "", ""
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        return str(manifest["link_backend"]), str(manifest["loss_engine"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FolderError(f"{path}: not the manifest of a run: {error!r}") from error
+
+
+def _rounds(path: Path) -> list[Round]:
+    try:
+        return read_rounds(path)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FolderError(f"{path / ROUNDS}: not the rounds of a run: {error!r}") from error
 
 
 def read_deliveries(path: Path) -> dict[Delivery, str]:

@@ -54,15 +54,16 @@ def compare(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> int:
-    """Compare the losses of two runs, packet by packet. Exit status 0: equal, 1: different."""
+    """Compare two runs: packet by packet where both repeat their losses, else within intervals. Status 1: different."""
     from netem.analysis.folder import read_run
 
     one = read_run(run_a)
     other = read_run(run_b) if run_b is not None else None
     lines = [_scenario(one, other)] if other else []
-    lines += [_agreement(what, agreement, missed) for what, agreement, missed in _fates(one, other)]
+    lines += [_agreement(*found) for found in _fates(one, other)]
     if other:
         lines += _deliveries(one, other)
+        lines += _results(one, other)
     if not any("compared" in line.data for line in lines):
         raise CommandError(f"nothing to compare in {' and '.join(str(run.path) for run in (one, other) if run)}")
     equal = all(line.equal is not False for line in lines if line.decides)
@@ -79,20 +80,26 @@ def compare(
 
 def _scenario(one: Run, other: Run) -> Line:
     hashes = (one.scenario_hash[:12], other.scenario_hash[:12])
+    detail = f"{hashes[0]} and {hashes[1]}"
     equal = hashes[0] == hashes[1]
-    detail = f"the same, seed {one.spec.seed}" if equal else f"{hashes[0]} and {hashes[1]}"
+    if equal or (equal := one.spec.model_copy(update={"link": other.spec.link}) == other.spec):
+        but = "" if hashes[0] == hashes[1] else " but for `link`"
+        detail = f"the same{but}, seed {one.spec.seed}; links {one.backend or '?'} and {other.backend or '?'}"
     return Line("scenario", equal, detail, data={"sha256": [one.scenario_hash, other.scenario_hash]})
 
 
-def _fates(one: Run, other: Run | None) -> list[tuple[str, Agreement, int]]:
-    """(what, agreement, packets missed by the captures): run against run, then transport against transport."""
+def _fates(one: Run, other: Run | None) -> list[tuple[str, Agreement, int, bool]]:
+    """(what, agreement, packets missed by the captures, whether the seed says the losses): run against run, then
+    transport against transport.
+    """
     from netem.analysis.fates import compare as agreement
 
     found = []
     if other is not None:
         for key in (key for key in one.fates if key in other.fates):
             a, b = one.fates[key], other.fates[key]
-            found.append((f"fates, {_label(*key)}", agreement(a, b), a.missed + b.missed))
+            repeatable = one.repeatable_loss and other.repeatable_loss
+            found.append((f"fates, {_label(*key)}", agreement(a, b), a.missed + b.missed, repeatable))
     for name, run in (("A", one), ("B", other)):
         if run is None:
             continue
@@ -100,7 +107,7 @@ def _fates(one: Run, other: Run | None) -> list[tuple[str, Agreement, int]]:
         for (first, second), repeat in _pairs(run):
             a, b = run.fates[first, repeat], run.fates[second, repeat]
             what = f"fates, {_label(first, repeat)} and {second}{where}"
-            found.append((what, agreement(a, b), a.missed + b.missed))
+            found.append((what, agreement(a, b), a.missed + b.missed, run.repeatable_loss))
     return found
 
 
@@ -119,12 +126,14 @@ def _label(transport: str, repeat: int) -> str:
     return transport if repeat == 0 else f"{transport} (repeat {repeat})"
 
 
-def _agreement(what: str, found: Agreement, missed: int) -> Line:
+def _agreement(what: str, found: Agreement, missed: int, repeatable: bool) -> Line:
     if not found.compared:
         return Line(what, None, "no transmission occurs in both")
     detail = f"{found.compared:,} transmissions in both, {found.dropped:,} dropped, {found.different:,} differ"
     if missed:
         detail += f"; the captures missed {missed:,} packets, which look like drops"
+    if found.different and not repeatable:
+        detail += "; not a fault, since sch_netem draws its losses at random"
     examples = tuple(
         f"round {e.flow.round}, worker {e.flow.rank} {e.flow.direction}, chunk {e.sequence}, pass {e.pass_}: "
         f"{_fate(e.arrived[0])} and {_fate(e.arrived[1])}"
@@ -137,7 +146,7 @@ def _agreement(what: str, found: Agreement, missed: int) -> Line:
         "only": list(found.only),
         "missed": missed,
     }
-    return Line(what, found.different == 0, detail, True, examples, data)
+    return Line(what, found.different == 0, detail, repeatable, examples, data)
 
 
 def _fate(arrived: bool) -> str:
@@ -150,10 +159,10 @@ def _deliveries(one: Run, other: Run) -> list[Line]:
     shared, different = different_deliveries(one, other)
     if not shared:
         return [Line("delivered sets", None, "no round occurs in both")]
-    decides = one.repeatable_sets and other.repeatable_sets
+    decides = all(run.repeatable_sets and run.repeatable_loss for run in (one, other))
     detail = f"{shared:,} rounds in both, {len(different):,} differ"
     if different and not decides:
-        detail += "; not a fault, since only with stop-and-wait (profile: paper) they do not depend on timing"
+        detail += "; not a fault: only stop-and-wait (profile: paper) and losses by bpf make them independent of chance"
     examples = tuple(
         f"{_label(d.transport, d.repeat)}, round {d.round}, worker {d.worker} {d.direction}" for d in different[:5]
     )
@@ -169,6 +178,23 @@ def _deliveries(one: Run, other: Run) -> list[Line]:
     ]
 
 
+def _results(one: Run, other: Run) -> list[Line]:
+    """Achieved loss, packets and passes of the rounds under loss, within what chance allows."""
+    from netem.analysis.agreement import compare as agreement
+
+    lines = []
+    for found in agreement(one.rounds, other.rounds, passes=one.stop_and_wait and other.stop_and_wait):
+        scale, unit, digits = (100.0, " %", 3) if found.what == "loss" else (1.0, "", 2)
+        a, b, gap, allowed = (scale * x for x in (*found.means, abs(found.difference), found.allowed))
+        detail = (
+            f"{a:,.{digits}f}{unit} and {b:,.{digits}f}{unit}, mean of {found.rounds} rounds; they differ by "
+            f"{gap:,.{digits}f}{unit}, by chance up to {allowed:,.{digits}f}{unit}"
+        )
+        data = {"compared": found.rounds, "means": list(found.means), "allowed": found.allowed}
+        lines.append(Line(f"{found.what}, {found.transport} at {found.loss:.4g}", found.agrees, detail, data=data))
+    return lines
+
+
 def _print(lines: list[Line], equal: bool) -> None:
     from rich.console import Console
     from rich.padding import Padding
@@ -182,6 +208,8 @@ def _print(lines: list[Line], equal: bool) -> None:
         console.print(Padding(Text(line.detail), (0, 0, 0, 2)))
         for example in line.examples:
             console.print(Padding(Text(example, style="dim"), (0, 0, 0, 4)))
-    if not any(line.what.startswith("fates") and line.data for line in lines):
+    if not any(line.data for line in lines if line.what != "scenario"):
         console.print(Padding(Text(_NO_FATES, style="cyan"), (0, 0, 0, 2)))
-    console.print("[bold green]equal[/]" if equal else "[bold red]different[/]")
+    same = all(line.equal is not False for line in lines)
+    words = "equal" if same else "not equal, but they agree: what differs may"
+    console.print(f"[bold green]{words}[/]" if equal else "[bold red]different[/]")
