@@ -208,8 +208,8 @@ def _print(lines: list[Line], equal: bool) -> None:
         console.print(Padding(Text(line.detail), (0, 0, 0, 2)))
         for example in line.examples:
             console.print(Padding(Text(example, style="dim"), (0, 0, 0, 4)))
-    if not any(line.data for line in lines if line.what != "scenario"):
+    if not any(line.what.startswith("fates") and line.data for line in lines):
         console.print(Padding(Text(_NO_FATES, style="cyan"), (0, 0, 0, 2)))
     same = all(line.equal is not False for line in lines)
-    words = "equal" if same else "not equal, but they agree: what differs may"
+    words = "equal" if same else "they agree: what differs is left to chance"
     console.print(f"[bold green]{words}[/]" if equal else "[bold red]different[/]")
