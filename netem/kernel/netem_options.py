@@ -167,20 +167,21 @@ def encode(options: NetemOptions) -> bytes:
     rate, slot = options.rate, options.slot
     speed, extra = (rate.bytes_per_s, rate.overhead) if rate else (0, Overhead())
     cells = (extra.packet_overhead, extra.cell_bytes, extra.cell_overhead)
+    # In the order in which the kernel reports them (netem_dump), so that a report can be compared as it is.
     values: dict[int, rt.Value] = {
+        LATENCY64: _I64.pack(options.delay_ns),
+        JITTER64: _I64.pack(options.jitter_ns),
         CORR: _CORR.pack(probability(options.delay_correlation), 0, 0),
         REORDER: _PAIR.pack(probability(options.reorder_ratio), 0),
         CORRUPT: _PAIR.pack(probability(options.corrupt_ratio), 0),
-        RATE: _RATE.pack(min(speed, U32_MAX), *cells),
-        ECN: int(options.ecn),
-        LATENCY64: _I64.pack(options.delay_ns),
-        JITTER64: _I64.pack(options.jitter_ns),
-        SLOT: _slot_bytes(slot),
     }
     if speed > U32_MAX:
         values[RATE64] = _U64.pack(speed)
+    values[RATE] = _RATE.pack(min(speed, U32_MAX), *cells)
+    values[ECN] = int(options.ecn)
     if isinstance(options.loss, GilbertElliott | FourState):
         values[LOSS] = options.loss.encode()
+    values[SLOT] = _slot_bytes(slot)
     if options.table is not None:
         values[DELAY_DIST] = _table_bytes(options.table)
     if slot is not None and slot.table is not None:
@@ -208,7 +209,7 @@ def decode(raw: bytes) -> NetemOptions:
     if len(raw) < _QOPT.size:
         raise ValueError(f"netem options of {len(raw)} bytes, expected {_QOPT.size} or more")
     latency, limit, loss, gap, duplicate, jitter = _QOPT.unpack_from(raw)
-    found = rt.attributes(raw[_QOPT.size :])
+    found = rt.attributes(raw, _QOPT.size)
     delay_corr, *others = _CORR.unpack(found.get(CORR, bytes(_CORR.size)))
     reorder, *more = _PAIR.unpack(found.get(REORDER, bytes(_PAIR.size)))
     corrupt, *most = _PAIR.unpack(found.get(CORRUPT, bytes(_PAIR.size)))
@@ -255,7 +256,7 @@ def _table_of(raw: bytes | None) -> distributions.Table | None:
 def report(options: NetemOptions) -> dict[int, bytes]:
     """TCA_OPTIONS as a kernel will report them, by attribute; 0 stands for the fixed part. For `agrees`."""
     raw = encode(options)
-    found = {0: raw[: _QOPT.size], **rt.attributes(raw[_QOPT.size :])}
+    found = {0: raw[: _QOPT.size], **rt.attributes(raw, _QOPT.size)}
     absent = {DELAY_DIST, SLOT_DIST}
     if not options.ecn:
         absent.add(ECN)
@@ -266,7 +267,7 @@ def report(options: NetemOptions) -> dict[int, bytes]:
 
 def agrees(expected: dict[int, bytes], raw: bytes) -> bool:
     """Whether a kernel's TCA_OPTIONS are the expected report: a quick yes. After a no, `differences` decides."""
-    found = rt.attributes(raw[_QOPT.size :])
+    found = rt.attributes(raw, _QOPT.size)
     found[0] = raw[: _QOPT.size]
     if PRNG_SEED not in expected:
         found.pop(PRNG_SEED, None)

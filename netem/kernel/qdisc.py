@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from netem.kernel import netem_options
 from netem.kernel import rtnetlink as rt
@@ -58,6 +58,12 @@ class Netem:
     @cached_property
     def report(self) -> dict[int, bytes]:
         return netem_options.report(self.options)
+
+    @cached_property
+    def reported(self) -> bytes:
+        """The report as it is laid out where the kernel adds nothing."""
+        head, *rest = self.report.items()
+        return head[1] + rt.encode(dict(rest))
 
 
 @dataclass(frozen=True)
@@ -122,8 +128,7 @@ class Command:
         return f"{self.verb} {kind_of(self.qdisc)} ({show(self.qdisc.handle)})"
 
 
-@dataclass(frozen=True)
-class Stats:
+class Stats(NamedTuple):
     """Packets that reached the qdisc (`seen`: passed, waiting or dropped), and those that wait or were dropped.
 
     Bytes are those of packets that passed or wait: the kernel does not count dropped bytes.
@@ -148,8 +153,7 @@ class Stats:
         )
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A qdisc as the kernel describes it (RTM_NEWQDISC). `options`: the raw TCA_OPTIONS."""
 
     ifindex: int
@@ -249,7 +253,7 @@ def by_handle(bodies: Iterable[bytes]) -> dict[int, Found]:
 
 def decode(body: bytes) -> Found:
     _, ifindex, number, parent, _ = TCMSG.unpack_from(body)
-    values = rt.attributes(body[TCMSG.size :])
+    values = rt.attributes(body, TCMSG.size)
     kind = rt.text(values.get(KIND, b""))
     return Found(ifindex, number, parent, kind, values.get(OPTIONS, b""), _stats(values.get(STATS2, b"")))
 
@@ -279,11 +283,15 @@ def differences(qdisc: Qdisc, found: bytes) -> list[str]:
     """What the kernel's TCA_OPTIONS say that the qdisc does not, in words; empty when they agree."""
     match qdisc:
         case Netem():
-            return [] if netem_options.agrees(qdisc.report, found) else netem_options.differences(qdisc.options, found)
+            if found == qdisc.reported or netem_options.agrees(qdisc.report, found):
+                return []
+            return netem_options.differences(qdisc.options, found)
         case Tbf():
-            parms = _TBF.unpack_from(rt.attributes(found).get(_TBF_PARMS, bytes(_TBF.size)))
+            values = rt.attributes(found)
+            parms = _TBF.unpack_from(values.get(_TBF_PARMS, bytes(_TBF.size)))
             wrong = _unequal("rate in bytes/s", qdisc.rate_bytes, _RATESPEC.unpack(parms[0])[-1])
-            return wrong + _unequal("limit", qdisc.limit_bytes, parms[2]) + _burst_differs(qdisc, found, parms[3])
+            wrong += _unequal("limit", qdisc.limit_bytes, parms[2])
+            return wrong + _burst_differs(qdisc, values.get(_TBF_BURST), parms[3])
         case Prio():
             bands, priomap = _PRIO.unpack_from(found)
             return _unequal("bands", qdisc.bands, bands) + _unequal("map", bytes(16), priomap)
@@ -291,9 +299,8 @@ def differences(qdisc: Qdisc, found: bytes) -> list[str]:
             return _unequal("limit", qdisc.limit_packets, struct.unpack_from("=I", found)[0])
 
 
-def _burst_differs(tbf: Tbf, found: bytes, buffer_ticks: int) -> list[str]:
+def _burst_differs(tbf: Tbf, told: bytes | None, buffer_ticks: int) -> list[str]:
     """The kernel reports the time that a full bucket takes; a message says its bytes (TCA_TBF_BURST) instead."""
-    told = rt.attributes(found).get(_TBF_BURST)
     ticks_per_s = 1e9 / netem_options.TICK_NS
     size = rt.number(told) if told else round(buffer_ticks * tbf.rate_bytes / ticks_per_s)
     one_tick = tbf.rate_bytes / ticks_per_s

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from netem.kernel.errors import KernelError
+from netem.kernel.inbox import Inbox
 
 NEWLINK, DELLINK, GETLINK = 16, 17, 18  # linux/rtnetlink.h
 NEWADDR, NEWROUTE, GETROUTE, NEWNEIGH = 20, 24, 26, 28
@@ -37,8 +38,8 @@ _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 BATCH = 128  # of which each may answer, and all answers must find room in the socket's buffer
 _BATCH_BYTES = 1 << 17  # a socket sends some 200 KB at once, unless told otherwise
 _BUFFER_BYTES = 1 << 20
-_ANSWER_BYTES = 1 << 16
-_LIMIT_S = 60.0  # the kernel answers before the request returns; a lock that others hold may delay that
+_SLOTS, _SLOT_BYTES = 64, 1 << 15  # the kernel makes no part of a dump longer
+_LIMIT_S = 60  # the kernel answers before the request returns; a lock that others hold may delay that
 _SO_RCVBUFFORCE = 33
 _TYPE_MASK = 0x3FFF  # the upper bits of an attribute's type are flags
 
@@ -128,11 +129,11 @@ def _raw(value: Value) -> bytes:
     return encode(value)
 
 
-def attributes(raw: bytes) -> dict[int, bytes]:
-    """The attributes in a message's tail, by number."""
+def attributes(raw: bytes, at: int = 0) -> dict[int, bytes]:
+    """The attributes in a message's tail, by number; the tail begins at byte `at`."""
     found = {}
     unpack, head = _ATTRIBUTE.unpack_from, _ATTRIBUTE.size  # this is where reading back spends its time
-    at, last = 0, len(raw) - head
+    last = len(raw) - head
     while at <= last:
         length, kind = unpack(raw, at)
         if length < head:
@@ -175,7 +176,8 @@ class Rtnetlink:
         """`sock` is from `open_socket`, called inside the namespace."""
         self._sock = sock
         self._sequence = 0
-        sock.settimeout(_LIMIT_S)
+        self._inbox = Inbox(_SLOTS, _SLOT_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _LIMIT_S, 0))
         for option in (_CAP_ACK, _EXT_ACK):  # errors with a text instead of a copy of the request
             sock.setsockopt(_SOL_NETLINK, option, 1)
         with suppress(PermissionError):  # who may only look gets short answers
@@ -249,7 +251,7 @@ class Rtnetlink:
         failure: KernelError | None = None
         first, last = batch.first, batch.first + len(batch.requests) - 1
         while True:
-            for kind, flags, sequence, body in _messages(self._sock.recv(_ANSWER_BYTES)):
+            for kind, flags, sequence, body in self._messages():
                 if not first <= sequence <= last:
                     continue  # of a batch that was given up
                 if kind in (_ERROR, _DONE):
@@ -261,6 +263,17 @@ class Rtnetlink:
                         raise failure
                     return answers
 
+    def _messages(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """(type, flags, sequence, body) of each message that is there, at least one."""
+        for raw in self._inbox.receive(self._sock):
+            at, last = 0, len(raw) - _HEADER.size
+            while at <= last:
+                length, kind, flags, sequence, _ = _HEADER.unpack_from(raw, at)
+                if length < _HEADER.size:
+                    break
+                yield kind, flags, sequence, raw[at + _HEADER.size : at + length]
+                at += length + -length % 4
+
 
 def open_socket() -> socket.socket:
     """A netlink socket in the namespace of the calling thread."""
@@ -270,17 +283,6 @@ def open_socket() -> socket.socket:
 def link_of(body: bytes) -> Link:
     _, _, index, flags, _ = _LINK.unpack_from(body)
     return Link(index, bool(flags & _IFF_UP), attributes(body[_LINK.size :]))
-
-
-def _messages(raw: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """(type, flags, sequence, body) of each message in a datagram."""
-    at = 0
-    while at + _HEADER.size <= len(raw):
-        length, kind, flags, sequence, _ = _HEADER.unpack_from(raw, at)
-        if length < _HEADER.size:
-            break
-        yield kind, flags, sequence, raw[at + _HEADER.size : at + length]
-        at += length + -length % 4
 
 
 def _failure(what: str, flags: int, body: bytes) -> KernelError | None:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from netem.kernel import qdisc
 from netem.kernel import rtnetlink as rt
@@ -115,8 +116,7 @@ def _info(priority: int) -> int:
     return socket.htons(ETH_P_IP) | priority << 16
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A filter as the kernel describes it. `hits`: packets that it has matched (0 without CONFIG_CLS_U32_PERF)."""
 
     handle: int
@@ -147,7 +147,7 @@ def verify(found: Iterable[Found], wanted: Sequence[Filter]) -> list[Found]:
 def decode(body: bytes) -> Found | None:
     """A filter (RTM_NEWTFILTER); None for the hash tables that the kernel lists beside them."""
     _, _, handle, _, info = qdisc.TCMSG.unpack_from(body)
-    values = rt.attributes(rt.attributes(body[qdisc.TCMSG.size :]).get(qdisc.OPTIONS, b""))
+    values = rt.attributes(rt.attributes(body, qdisc.TCMSG.size).get(qdisc.OPTIONS, b""))
     if _SEL not in values:
         return None
     hits = _COUNTS.unpack_from(values[_PCNT])[1] if _PCNT in values else 0

@@ -69,7 +69,7 @@ def change(before: State, tree: Tree, steering: Steering) -> Change:
     index = before.ifindex
     after = State(index, tree, steering, before.watch)
     for part in after.netems:
-        part.report  # noqa: B018  # worked out now, and not when the answers are to be compared with it
+        part.reported  # noqa: B018  # worked out now, and not when the answers are to be compared with it
     first = [qdisc.get(index, part) for part in before.tree]
     if before.bands:
         first += [u32.get(index, f, h) for f, h in zip(before.filters, before.handles, strict=True)]

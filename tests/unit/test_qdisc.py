@@ -88,7 +88,7 @@ def test_pyroute2_reads_the_other_qdiscs() -> None:
 def found(item: qdisc.Qdisc, **changed: Any) -> dict[int, Found]:
     """What `dump` gives for a qdisc that is in place."""
     there = Found(7, item.handle, item.parent, qdisc.kind_of(item), qdisc.options(item), Stats())
-    return {item.handle: replace(there, **changed)}
+    return {item.handle: there._replace(**changed)}
 
 
 @pytest.mark.parametrize("item", [TBF, PRIO, FIRST, Pfifo(1, 2, 77)])

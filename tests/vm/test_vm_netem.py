@@ -131,7 +131,7 @@ def test_change_time(measured: Measured, capsys: pytest.CaptureFixture[str]) -> 
     for name in ("on_s", "off_s"):
         times = sorted(measured[name])
         middle = times[len(times) // 2]
-        report(capsys, f"change of three senders, {name[:-2]}: {1e3 * times[0]:.0f} ms, median {1e3 * middle:.0f} ms")
+        report(capsys, f"change of three senders, {name[:-2]}: {1e3 * times[0]:.2f} ms, median {1e3 * middle:.2f} ms")
         assert times[0] < 0.1, "the shortest: what else the host does is not in it"
 
 
