@@ -22,6 +22,8 @@ from netem.probing.probe import CE, Samples
 Unit = Literal["ratio", "packets", "s", "bps"]
 
 DELAY_TOLERANCE_S, DELAY_TOLERANCE = 0.0002, 0.02
+CLOCK_TOLERANCE = 0.001
+"""The clock of the time stamps may be slewed (adjtimex(2): by 500 ppm at most), that of the delays is not."""
 RATE_TOLERANCE = 0.03
 BURST_TOLERANCE = 0.05
 LOST_ELSEWHERE = "lost elsewhere"
@@ -155,7 +157,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Delay:
-    """Median of the way, without what the way takes anyway."""
+    """Median of the way, without what the way takes anyway. Nothing may come before its time."""
 
     delay_s: float
     statistical: int = 0
@@ -165,6 +167,8 @@ class Delay:
         median, late = (float(np.quantile(samples.one_way_s, q)) - context.base_s for q in (0.5, 0.95))
         note = f"95 % below {late * 1e3:.2f} ms"
         yield within("median delay", self.delay_s, median, delay_tolerance_s(self.delay_s), "s", note)
+        soonest = self.delay_s * (1 - CLOCK_TOLERANCE)
+        yield exactly("too early", 0, int((samples.one_way_s < soonest).sum()))
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,10 @@ class Jitter:
 
 @dataclass(frozen=True)
 class Speed:
-    """Pace of the packets that came after the last one was sent: till then the machine had something else to do."""
+    """Pace of the packets that came after the last one was sent: till then the machine had something else to do.
+
+    Not a number where too few were left by then and none came too fast: the machine cannot send fast enough.
+    """
 
     rate_bps: float
     frame_bytes: int
@@ -208,13 +215,15 @@ class Speed:
     timed: bool = True
 
     def measures(self, samples: Samples, context: Context) -> Iterable[Measure]:
-        arrived = samples.arrived_ns
-        after = arrived[arrived > samples.sent_ns.max(initial=0)] / 1e9
-        if len(after) < PACED_MIN:
-            yield Measure("rate", "bps", self.rate_bps, math.nan, math.inf, -math.inf, "too few packets were behind")
-            return
+        arrived = samples.arrived_ns / 1e9
+        after = arrived[samples.arrived_ns > samples.sent_ns.max(initial=0)]
         bits = 8 * self.frame_bytes
-        found = bits / interval_s(after, bits / self.rate_bps)
+        if len(after) >= PACED_MIN:
+            found = bits / interval_s(after - arrived[0], bits / self.rate_bps)
+        else:
+            found = bits * (len(arrived) - 1) / max(1e-9, float(np.ptp(arrived))) if len(arrived) > 1 else 0.0
+            if found <= (1 + RATE_TOLERANCE) * self.rate_bps:  # nothing held these up but their sender
+                found = math.nan
         yield within("rate", self.rate_bps, found, RATE_TOLERANCE * self.rate_bps, "bps")
 
 

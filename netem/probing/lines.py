@@ -83,6 +83,6 @@ def summary(table: Table, late_p50_s: float, late_p99_s: float) -> Iterator[str]
         yield f"not as asked: {'; '.join(table.failed)}"
     if table.disturbed:
         yield (
-            f"not to be told: {'; '.join(table.disturbed)}. The machine lost packets itself, or its timers were late: "
-            "again on an idle one"
+            f"not to be told: {'; '.join(table.disturbed)}. The machine lost packets itself, was too slow to send "
+            "them, or its timers were late: again on an idle one"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -72,11 +73,17 @@ class Table:
         return tuple(row.setting for row in self.rows if row.verdict == "disturbed")
 
     def to_json(self) -> dict[str, Any]:
+        """Plain values; null where a number is not finite."""
         found = asdict(self)
         for row, plain in zip(self.rows, found["rows"], strict=True):
-            for measure, value in zip(row.measures, plain["measures"], strict=True):
-                value["ok"] = measure.ok
+            plain["measures"] = [
+                {key: _plain(value) for key, value in asdict(each).items()} | {"ok": each.ok} for each in row.measures
+            ]
         return {"ok": not self.failed and not self.disturbed, **found}
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Bench:
@@ -189,10 +196,10 @@ def _try(place: Bench, setting: Setting, context: Context, tries: int) -> Row:
 
 
 def verdict(measures: Sequence[Measure], late_s: float) -> Verdict:
-    """late_s: of the machine's timers, where they matter. Packets that the machine itself lost make any row worthless;
-    late timers only one that failed.
+    """late_s: of the machine's timers, where they matter. Packets that the machine itself lost, or could not send, make
+    any row worthless; late timers only one that failed.
     """
-    if any(each.what == LOST_ELSEWHERE and each.achieved for each in measures):
+    if any(math.isnan(each.achieved) or (each.what == LOST_ELSEWHERE and each.achieved) for each in measures):
         return "disturbed"
     if all(each.ok for each in measures):
         return "held"

@@ -202,7 +202,7 @@ def _delays(packets: int) -> tuple[Setting, ...]:
         lossy,
         *jitters,
         Setting(
-            "jitter 8 ms behind a rate", Put(kept), _paced(singles, 10_000, 8_000), (Loss(0.0), Ordered(), Accounted())
+            "jitter 8 ms behind a rate", Put(kept), _paced(singles, 10_000, 8_000), (Ordered(), Loss(0.0), Accounted())
         ),
     )
 
@@ -230,9 +230,9 @@ def _rates(packets: int) -> tuple[Setting, ...]:
     shape, sending = _queued(10_000_000, packets, FRAME)
     own = replace(shape, extras=Extras(overhead=Overhead(24)))
     judges = (Speed(10_000_000, FRAME + 24), Loss(0.0), Ordered(), Accounted())
-    shape, sending = _queued(100_000_000, packets, FRAME)
+    shape, sending = _queued(20_000_000, packets, FRAME)
     lossy = Setting(
-        "rate 100 Mbit/s, loss 30 %", Put(shape, ratio=0.3), sending, (Speed(1e8, FRAME), Loss(0.3), Accounted())
+        "rate 20 Mbit/s, loss 30 %", Put(shape, ratio=0.3), sending, (Speed(2e7, FRAME), Loss(0.3), Accounted())
     )
     shape, sending = _queued(10_000_000, packets, FRAME)
     return (*found, lossy, Setting("rate 10 Mbit/s, overhead 24 B", Put(own), sending, judges))
@@ -257,6 +257,7 @@ def _others(packets: int) -> tuple[Setting, ...]:
         Extras(corrupt_ratio=0.05),
         Extras(reorder_ratio=0.25, reorder_gap=5),
     )
+    # A slot begins with a packet that came after the one before: on average half an interval between packets later.
     slot = Extras(slot=Slot(5 * MS, 5 * MS))
     return (
         Setting("duplicate 10 %", Put(Shape(extras=double)), plain, (Twice(0.1), Loss(0.0), Accounted()),
@@ -267,7 +268,7 @@ def _others(packets: int) -> tuple[Setting, ...]:
                 Sending(packets // 4, batch=4, interval_ns=200_000, linger_ns=10 * MS),
                 (Reordered(0.25, 5, 0.01), Loss(0.0), Accounted())),
         Setting("slot 5 ms", Put(Shape(extras=slot)), _paced(packets // 10, 5_000, interval_ns=100_000),
-                (Slots(0.005), Loss(0.0), Accounted())),
+                (Slots(0.00505), Loss(0.0), Accounted())),
         Setting("limit 100, delay 400 ms", Put(Shape(delay_us=400_000, limit_packets=100)),
                 Sending(300, linger_ns=400 * MS), (Limit(100), Accounted())),
         _shallow(),

@@ -126,12 +126,15 @@ def test_predictions_are_those_of_the_reference() -> None:
 def test_delay_on_top_of_the_path() -> None:
     noise = random().exponential(0.0001, 2000)
     found = samples(ways_s=0.0001 + 0.005 + noise, sent=2000)
-    (measured,) = judges.Delay(0.005).measures(found, CONTEXT)
+    measured, _ = judges.Delay(0.005).measures(found, CONTEXT)
     assert measured.ok
     assert measured.achieved == pytest.approx(0.005 + float(np.median(noise)), abs=1e-6)
     assert measured.note.startswith("95 % below 5.")
     assert wrong(judges.Delay(0.0045), found) == ["median delay"]
-    assert wrong(judges.Delay(0.0055), found) == ["median delay"]
+    assert wrong(judges.Delay(0.0055), found) == ["median delay", "too early"]
+    ways = np.full(2000, 0.0051)
+    ways[7] = 0.0049
+    assert wrong(judges.Delay(0.005), samples(ways_s=ways, sent=2000)) == ["too early"]
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +191,10 @@ def test_rate_is_told_behind_the_last_packet_sent_and_by_those_that_were_not_hel
     found = samples(ways_s=arrive - 1e-5 * sequence, sequence=sequence, sent=sent)
     assert wrong(judges.Speed(1e7, frame), found) == []
     assert wrong(judges.Speed(0.96e7, frame), found) == ["rate"]
-    assert wrong(judges.Speed(1e7, frame), samples(sent=20)) == ["rate"], "too few to tell"
+    assert wrong(judges.Speed(1e7, frame), samples(sent=200)) == ["rate"], "1.2 Gbit/s"
+    (untold,) = judges.Speed(1e9, frame).measures(samples(sent=200, gap_s=2e-5), CONTEXT)
+    assert np.isnan(untold.achieved), "the sender was no faster"
+    assert measure.verdict([untold], 0.0) == "disturbed"
 
 
 def test_duplicates_marks_and_order() -> None:
@@ -312,6 +318,17 @@ def test_lines_of_the_table() -> None:
     said = "\n".join(lines.summary(table(GOOD, BAD, ABSENT), 1e-4, 2e-4))
     assert "1 of 2 settings as asked, 1 not to be had here" in said
     assert "not as asked: delay 5 ms" in said
+
+
+def test_json_has_no_number_that_is_none() -> None:
+    untold = Measure("rate", "bps", 1e6, float("nan"), float("nan"), float("inf"))
+    found = table(replace(BAD, measures=(untold,))).to_json()
+    again = json.loads(json.dumps(found, allow_nan=False))
+    assert again["rows"][0]["measures"][0] | {"note": ""} == {
+        "what": "rate", "unit": "bps", "requested": 1e6, "achieved": None, "low": None, "high": None, "note": "",
+        "ok": False,
+    }  # fmt: skip
+    assert not again["ok"]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import statistics
-import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from guest_network import DATA_PORT, RECEIVER, Network, Traffic
+from guest_network import Network, Traffic
 from guest_ports import SENDERS, account, handles, port_of, qdiscs, rule
 
 from netem.kernel import distributions, qdisc
@@ -32,9 +29,7 @@ from netem.links.netem import NetemPort
 
 SENDER = "10.77.0.2"
 MS = 1_000_000
-SO_TIMESTAMPNS = 35
 CHAIN = GilbertElliott.of_bursts(0.2, 3.0)
-CHAIN_PACKETS = 100_000
 NORMAL = distributions.table("normal")
 ROWS: dict[str, NetemOptions] = {
     "plain": NetemOptions(1000),
@@ -162,38 +157,6 @@ def duplicates_side_by_side() -> dict[str, Any]:
         return {"said": "nothing"}
 
 
-def chain_of_loss() -> dict[str, Any]:
-    """Which of many packets get through a Gilbert-Elliott loss, by their sequence numbers."""
-    with near_end() as (network, netlink), closing(network.udp("far", RECEIVER, DATA_PORT)) as inlet:
-        put(netlink, network.ifindex, NetemOptions(1000, loss=CHAIN), "add")
-        with closing(network.udp("near", SENDER, 30000)) as out:
-            out.connect((RECEIVER, DATA_PORT))
-            arrived = bytearray(CHAIN_PACKETS)
-            for start in range(0, CHAIN_PACKETS, 500):
-                for sequence in range(start, start + 500):
-                    out.send(sequence.to_bytes(4, "big"))
-                drain(inlet, arrived)
-            deadline = time.monotonic() + 10
-            while arrived[-500:].count(1) == 0 and time.monotonic() < deadline:
-                drain(inlet, arrived)
-            stats = qdisc.dump(netlink, network.ifindex)[qdisc.handle(0x100)].stats
-    lost = bytes(arrived).translate(bytes([1, 0] + [0] * 254))
-    runs = [len(run) for run in lost.split(b"\0") if run]
-    return {
-        "packets": CHAIN_PACKETS, "lost": sum(lost), "bursts": len(runs), "burst_mean": statistics.fmean(runs),
-        "dropped": stats.dropped, "loss": CHAIN.mean_ratio, "burst": 1 / CHAIN.r, "clustering": CHAIN.clustering,
-    }  # fmt: skip
-
-
-def drain(inlet: socket.socket, arrived: bytearray) -> None:
-    """Mark what has arrived. Without delay a packet is in the receiver's socket when `send` returns, or lost."""
-    try:
-        while True:
-            arrived[int.from_bytes(inlet.recv(16), "big")] = 1
-    except BlockingIOError:
-        return
-
-
 def change_time() -> dict[str, Any]:
     """Seconds of a change for three senders, laid out before, on and off in turns."""
     senders = [f"10.77.0.{2 + i}" for i in range(3)]
@@ -252,50 +215,6 @@ def reshaped() -> dict[str, Any]:
         return {"netem": found, "tbf": tbf.kind, "refused": refused, "left": handles(network)}
 
 
-def own_rate() -> dict[str, Any]:
-    """200 frames of 1,042 bytes at 1 Mbit/s, each with 24 bytes on top; delays of single packets through 20 ms."""
-    with near_end() as (network, netlink), closing(network.udp("far", RECEIVER, DATA_PORT)) as inlet:
-        options = NetemOptions(1000, rate=Rate(125_000, Overhead(24)))
-        put(netlink, network.ifindex, options, "add")
-        with closing(network.udp("near", SENDER, 30000)) as out:
-            out.connect((RECEIVER, DATA_PORT))
-            inlet.settimeout(20)
-            inlet.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-            for _ in range(200):
-                out.send(bytes(1000))
-            bits = 8 * (1042 + 24)
-            interval_s = interval([arrival_s(inlet) for _ in range(200)], bits / 1e6)
-            found: dict[str, Any] = {"rate_bps": 1e6, "achieved_bps": bits / interval_s}
-            for name, delay_ns in (("base_s", 0), ("delayed_s", 20 * MS)):
-                put(netlink, network.ifindex, NetemOptions(1000, delay_ns))
-                found[name] = sorted(one_way_s(out, inlet) for _ in range(60))
-    return found
-
-
-def arrival_s(inlet: socket.socket) -> float:
-    """When the kernel received the next packet."""
-    _, extra, _, _ = inlet.recvmsg(2048, 64)
-    ((_, _, stamp),) = extra
-    seconds, ns = struct.unpack("=qq", stamp)
-    return seconds + ns / 1e9
-
-
-def interval(arrivals_s: list[float], expected_s: float) -> float:
-    """Seconds between two packets, by the one of each half that came with the least delay behind an even pace: a
-    machine that stands still makes packets late, and never early.
-    """
-    late = [at - number * expected_s for number, at in enumerate(arrivals_s)]
-    half = len(late) // 2
-    return expected_s + (min(late[half:]) - min(late[:half])) / half
-
-
-def one_way_s(out: socket.socket, inlet: socket.socket) -> float:
-    began = time.monotonic()
-    out.send(b"x")
-    inlet.recv(16)
-    return time.monotonic() - began
-
-
 CHECKS = (
     reshaped,
     change_time,
@@ -304,6 +223,4 @@ CHECKS = (
     set_by_tc,
     seed_refused,
     duplicates_side_by_side,
-    chain_of_loss,
-    own_rate,
 )
