@@ -7,8 +7,16 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from netem.analysis import congestion, expect, intervals
-from netem.analysis.fidelity import MAX_UNREQUESTED, Check, Fidelity, Statistical
+from netem.analysis import congestion, delays, expect, intervals
+from netem.analysis.delays import DelayReport
+from netem.analysis.fidelity import (
+    MAX_UNREQUESTED,
+    Check,
+    Fidelity,
+    Statistical,
+    delay_checks,
+    unjudged_delays,
+)
 from netem.analysis.queues import BurstReport, QueueReport
 from netem.analysis.run import CaptureCount
 from netem.analysis.stats import latency
@@ -97,6 +105,7 @@ class CommandRun:
     unreached: tuple[str, ...] = ()
     microbursts: tuple[BurstReport, ...] = ()
     queues: tuple[QueueReport, ...] = ()
+    delays: tuple[DelayReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +133,7 @@ def fidelity(data: CommandData) -> Fidelity:
     for run in data.runs:
         checks += [_quiet(run), _reached(run), _unrequested(run), _doubts(run)]
         checks += [Check(name, run.name, run.repeat, ok, detail) for name, ok, detail in congestion.checks(run)]
+        checks += unjudged_delays(run)
     return Fidelity(all(c.ok for c in checks), intervals.FALSE_ALARM_RUN, len(statistical), tuple(checks))
 
 
@@ -137,6 +147,7 @@ def _statistical(run: CommandRun) -> Iterator[Statistical]:
     for (window, _), cells in groups.items():
         if sum(cell.seen for cell in cells):
             yield partial(_loss, run, window, cells)
+    yield from delay_checks(run)
 
 
 def _loss(run: CommandRun, window: int | None, cells: Sequence[Cell], false_alarm: float) -> Check:
@@ -226,6 +237,7 @@ def _variant(runs: Sequence[CommandRun]) -> dict[str, Any]:
         "ports": _ports(runs),
         "bursts": [burst for run in runs for burst in _bursts(run)],
         **congestion.summary(runs),
+        "delays": delays.summary(runs),
     }
 
 

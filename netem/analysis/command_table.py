@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from netem.analysis.table import MISSING, notes, seconds
+from netem.analysis.table import MISSING, delay_cell, notes, seconds
 
 Summary = dict[str, Any]
 Cell = Callable[[dict[str, Any]], str]
@@ -64,6 +64,7 @@ _LINES: tuple[tuple[str, Cell], ...] = (
     ("lost by the links", _count("dropped")),
     ("lost in queues", _count("queue_dropped")),
     ("lost in devices", _count("device_dropped")),
+    ("delay, median / asked", delay_cell),
 )
 
 

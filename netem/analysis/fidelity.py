@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from netem.analysis import accounts, congestion, intervals, load, oracle, punctual
+from netem.analysis import accounts, congestion, delays, intervals, load, oracle, punctual
 from netem.analysis.fates import Flow, Keys
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
 from netem.analysis.run import OrderFn, RunData, TransportRun
@@ -83,6 +83,27 @@ def _statistical(run: TransportRun, data: RunData) -> Iterator[Statistical]:
     burst_rows = passes_comparable(run, data)
     if len(burst_rows) >= MIN_ROUNDS_FOR_PASSES:
         yield partial(_passes, run, burst_rows)
+    yield from delay_checks(run)
+
+
+def delay_checks(run: delays.Run) -> Iterator[Statistical]:
+    """The paths are as long as asked."""
+    for report in run.delays:
+        if not report.doubt:
+            yield partial(_delay, run, report)
+
+
+def unjudged_delays(run: delays.Run) -> list[Check]:
+    """Those of which probes do not tell."""
+    return [_delay(run, report, 1.0) for report in run.delays if report.doubt]
+
+
+def _delay(run: delays.Run, report: delays.DelayReport, false_alarm: float) -> Check:
+    ok, detail = delays.ok(report, false_alarm), delays.detail(report)
+    share = delays.REPORTED[0]
+    asked, allowed = report.requested.quantile(share), report.allowed_s(share)
+    achieved = report.achieved(share)
+    return Check("delay", run.name, run.repeat, ok, detail, asked, achieved, asked - allowed, asked + allowed)
 
 
 def _burst_loss(run: TransportRun, row: RoundRow, count: LinkCount | None, loss: float, false_alarm: float) -> Check:
@@ -157,6 +178,7 @@ def _exact(run: TransportRun, data: RunData) -> list[Check]:
     checks += _saturation(run) if data.judge_latencies else []
     if (in_time := punctual.check(run.moments)) is not None:
         checks.append(Check("event times", run.name, run.repeat, *in_time))
+    checks += unjudged_delays(run)
     if run.reliable_broadcast and run.epochs:
         checks.append(_replicas(run))
     if run.stop_and_wait and run.mask_seed is not None and run.order is not None:

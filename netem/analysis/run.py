@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from netem.analysis.delays import DelayReport
 from netem.analysis.load import Load
 from netem.analysis.merge import LossPlan
 from netem.analysis.oracle import IntArray
@@ -40,6 +41,7 @@ class TransportRun:
         recorded: transmissions that a recorded mask loses.
         load: what the whole machine was busy with meanwhile (`netem.analysis.load.Load`), where it is known.
         microbursts, queues: what generators sent, and what recorded ports did with all packets.
+        delays: what probes found of the paths' delays.
         order: the send order, where the exact course of a round is to be checked.
         moments: changes by time, planned and actual.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
@@ -67,6 +69,7 @@ class TransportRun:
     microbursts: tuple[BurstReport, ...] = ()
     queues: tuple[QueueReport, ...] = ()
     moments: tuple[Moment, ...] = ()
+    delays: tuple[DelayReport, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from netem.analysis import congestion, expect, load
+from netem.analysis import congestion, delays, expect, load
 from netem.analysis.fidelity import Fidelity, fidelity
 from netem.analysis.merge import LossPlan
 from netem.analysis.oracle import Packets, passes
@@ -95,6 +95,7 @@ def _transport(name: str, data: RunData, checked: Fidelity) -> dict[str, Any]:
         "by_loss": _by_loss(name, bursts, runs, data.plan, checked),
         "replicas_identical": _replicas(runs),
         **congestion.summary(runs),
+        "delays": delays.summary(runs),
         "machine": load.summary(data.rows(name), [run.load for run in runs]),
         "facts": runs[0].facts,
     }

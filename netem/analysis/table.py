@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from netem.analysis import congestion
+from netem.analysis import congestion, delays
 
 Summary = dict[str, Any]
 Cell = Callable[[dict[str, Any]], str]
@@ -106,6 +106,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None]]:
     yield "phase in bursts", _phases, None
     yield section
     yield from _loss_lines(summary)
+    yield "delay, median / asked", delay_cell, None
     yield from _queue_lines()
     yield section
     yield "accuracy", lambda t: _percent(t["accuracy"]), None
@@ -150,6 +151,14 @@ def _queue(text: Callable[[dict[str, float | None]], str]) -> Cell:
         )
 
     return cell
+
+
+def delay_cell(transport: dict[str, Any]) -> str:
+    """Of the path that is furthest from what was asked of it."""
+    found = delays.worst(transport["delays"])
+    if found is None:
+        return MISSING
+    return f"{seconds(found['achieved_s']['p50'])} / {seconds(found['requested_s']['p50'])}"
 
 
 def _count(value: float | None) -> str:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from netem.analysis.command import CommandRun, ProgramEnd, Report
+from netem.analysis.command import Cell, CommandRun, ProgramEnd, Report
 from netem.experiment.command import CommandJob, command_environment
 from netem.experiment.command_timeline import CommandTimeline
 from netem.experiment.conductor import Conductor, Memory, RunFailed
@@ -55,6 +55,8 @@ class CommandConductor(Conductor):
         # Not super().__init__: that plans the rounds of a training.
         self.lab, self.fabric, self.spec, self.job = lab, fabric, spec, job
         self.folder, self.recorder, self.memory = folder, recorder, memory
+        self.delays = []
+        self._cells: list[Cell] | None = None
         self.captures: list[tuple[str, Capture]] = []
         self.children: dict[int, Child] = {}
         self.logs: dict[int, BinaryIO] = {}
@@ -72,12 +74,14 @@ class CommandConductor(Conductor):
 
     def run(self) -> None:
         """Raises RunFailed, and what the links raise when an impairment is not as asked."""
-        self.fabric.install(self.job)
+        self._install()
         with self.traffic:
             self.traffic.start()
             self._run_programs()
             self.traffic.finish()
             self.traffic_results = self.traffic.results()
+            self._cells = self.fabric.cells()  # without the probes that follow
+            self._probe("after the last round")
 
     def _run_programs(self) -> None:
         hub = Hub(
@@ -255,7 +259,7 @@ class CommandConductor(Conductor):
             repeat=self.job.repeat,
             wall_s=round(wall_s, 6),
             programs=tuple(ends),
-            cells=tuple(self.fabric.cells()),
+            cells=tuple(self.fabric.cells() if self._cells is None else self._cells),
             impairments=tuple(self.timeline.impairments),
             reports=tuple(self._reports()),
             drops=self.fabric.drops(),
@@ -265,6 +269,7 @@ class CommandConductor(Conductor):
             unreached=tuple(self.timeline.unreached(self._wall_s)),
             microbursts=self.traffic_results.bursts,
             queues=self.traffic_results.queues,
+            delays=tuple(self.delays),
         )
 
     def _program_end(self, rank: int) -> ProgramEnd:

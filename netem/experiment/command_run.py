@@ -88,7 +88,13 @@ def _collect(conductor: CommandConductor, job: CommandJob, folder: RunFolder, re
     cells = [asdict(cell) for cell in run.cells]
     folder.write_json(
         f"stats/{job.label}.json",
-        {"cells": cells, "drops": run.drops, "doubts": run.doubts, "queues": [queue.to_json() for queue in run.queues]},
+        {
+            "cells": cells,
+            "drops": run.drops,
+            "doubts": run.doubts,
+            "queues": [queue.to_json() for queue in run.queues],
+            "delays": [{**report.to_json(), "delays_s": report.delays_s} for report in run.delays],
+        },
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Literal
 import psutil
 
 import dblp
+from netem.analysis.delays import DelayReport, When
 from netem.analysis.run import CaptureCount
 from netem.experiment.executor import Executor
 from netem.experiment.fabric import Fabric
@@ -80,6 +81,7 @@ class Conductor:
         self.executor = Executor(spec, job.seed, fabric, recorder, time.monotonic, first_phase=first_phase(job))
         self.traffic = self._make_traffic()
         self.traffic_results = TrafficResults()
+        self.delays: list[DelayReport] = []
         self.captures: list[tuple[str, Capture]] = []
         self.children: dict[int, Child] = {}
         self.logs: dict[int, BinaryIO] = {}
@@ -87,7 +89,7 @@ class Conductor:
 
     def run(self) -> None:
         """Raises RunFailed, and what the links raise when an impairment is not as asked."""
-        self.fabric.install(self.job)
+        self._install()
         if self.fabric.recorded:
             lost = sum(len(keys) for keys in self.fabric.mask.values())
             self.recorder({"event": "mask", "flows": len(self.fabric.mask), "transmissions": lost})
@@ -95,9 +97,22 @@ class Conductor:
             self.recorder(preload(self.fabric, self.spec, self.job.seed))
         with self.traffic:
             self.traffic.start()
-            self._run_ranks()
+            with self.fabric.delays.watching(self.recorder.events, self.recorder.began, self.delays):
+                self._run_ranks()
             self.traffic.finish()
             self.traffic_results = self.traffic.results()
+            self._probe("after the last round")
+
+    def _install(self) -> None:
+        """The steady state of the links; probes on their way through it are gone from the counters."""
+        self.fabric.install(self.job)
+        if self.fabric.delays.paths:
+            self._probe("before the first round")
+            self.fabric.install(self.job)
+
+    def _probe(self, when: When) -> None:
+        fabric = self.fabric
+        self.delays += fabric.delays.probe(when, fabric.delays_in_place(), lossy=fabric.loses_anything)
 
     def _make_traffic(self) -> Traffic:
         ranks = self.spec.topology.ranks

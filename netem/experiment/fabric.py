@@ -9,6 +9,7 @@ from typing import Self
 
 from netem.analysis.recorded import Mask, names_of
 from netem.analysis.records import LinkCount
+from netem.experiment.delays import DelayProbes
 from netem.experiment.passages import Passage
 from netem.experiment.prepare import Job
 from netem.experiment.tally import Counted, Tally, by_known_rounds
@@ -100,6 +101,7 @@ class Fabric:
         self.names = {rank: name for name, rank in topology.ranks.items()}
         self.address = {rank: self.lab.hosts[name].address for rank, name in self.names.items()}
         self.workers = [rank for rank in self.names if rank]
+        self.delays = DelayProbes(self.lab, self.spec)  # before there is anything to delay a packet
         self.wiring = Wiring(self.lab, topology, self.choice, self.spec.link.loss_at, shifted_ends(self.spec))
         self.ports = self.wiring.ports
         self.recorded: dict[str, RecordedLoss] = {}
@@ -183,6 +185,15 @@ class Fabric:
             port, _ = self.wiring.port_and_shape(host, way, None)
             port.set_shape(shape)
             self._shapes[host, way] = shape
+
+    def delays_in_place(self) -> dict[LinkEnd, float]:
+        """Of the link directions that events change, in seconds."""
+        return {end: shape.delay_us / 1e6 for end, shape in self._shapes.items()}
+
+    @property
+    def loses_anything(self) -> bool:
+        """Whether impairments are in force that hit more than data."""
+        return any(rule.match == "all" for rules in self._in_place.values() for rule in rules)
 
     def label(self, round_: int) -> None:
         """From now on it is this round. Packets that do not say their round are counted under it."""

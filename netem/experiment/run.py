@@ -241,6 +241,7 @@ def _collect(
         recorded=results.mask if job.key is not None else {},
         microbursts=traffic.bursts,
         queues=traffic.queues,
+        delays=tuple(conductor.delays),
     )
     results.runs.append(run)
     results.health[job.label] = health
@@ -258,6 +259,7 @@ def _link_statistics(fabric: Fabric, results: Results, job: Job) -> dict[str, An
         "trunk_drops": run.trunk_drops,
         "doubts": run.doubts,
         "queues": [queue.to_json() for queue in run.queues],
+        "delays": [{**report.to_json(), "delays_s": report.delays_s} for report in run.delays],
     }
 
 

@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
+import guest_delays  # noqa: E402
 import guest_events  # noqa: E402
 import guest_fidelity  # noqa: E402
 import guest_options  # noqa: E402
@@ -346,7 +347,7 @@ def clean_up() -> dict[str, Any]:
         return {"qdiscs": handles(network)}
 
 
-for function in (*guest_options.CHECKS, *guest_events.CHECKS, *guest_fidelity.CHECKS):
+for function in (*guest_options.CHECKS, *guest_delays.CHECKS, *guest_events.CHECKS, *guest_fidelity.CHECKS):
     check(function)
 
 
