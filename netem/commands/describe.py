@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from netem.commands.layout import Row, kinds, levels, rows, several, upper_ends
-from netem.lab.plan import routes_of
-from netem.lab.routing import METHOD
+from netem.routing import METHOD, routes_of
 from netem.spec import (
     Burst,
     Command,

@@ -19,7 +19,7 @@ from netem.analysis.punctual import Moment
 from netem.analysis.timed import Change, History, Stretch
 from netem.experiment.fabric import Prepared
 from netem.spec import Burst, Scenario, Span, Step, Window, phase_effects, spans, windows
-from netem.spec.effects import Effect, flows
+from netem.spec.effects import Effect, end_name, flows
 from netem.spec.timeline import LAST, bounded_spans, in_force
 
 MISSED_MAX = 100
@@ -286,4 +286,9 @@ def touched(effect: Effect, spec: Scenario) -> tuple[Burst, ...]:
 def shift_facts(shift: Any) -> dict[str, Any]:
     """For events.jsonl."""
     queue = shift.queue.model_dump() if shift.queue is not None else None
-    return {"link": f"{shift.host}.{shift.way}", "rate_bps": shift.rate_bps, "delay_s": shift.delay_s, "queue": queue}
+    return {
+        "link": end_name(shift.host, shift.way),
+        "rate_bps": shift.rate_bps,
+        "delay_s": shift.delay_s,
+        "queue": queue,
+    }

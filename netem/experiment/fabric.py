@@ -116,7 +116,7 @@ class Fabric:
         self._in_place, self._shapes = {}, {}
         for host, way in self.wiring.shifted:
             port, shape = self.wiring.port_and_shape(host, way, None)
-            if way == "up" or host not in self.ports:
+            if way != "down" or host not in self.ports:
                 port.set_shape(shape)  # the others have just been installed
             self._shapes[host, way] = shape
         self.wiring.install_losses({way: job.flow(way) for way in ("up", "down")}, job.key)

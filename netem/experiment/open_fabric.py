@@ -67,7 +67,7 @@ class OpenFabric(Fabric):
         self._in_place, self._shapes = {}, {}
         for host, way in self.wiring.shifted:
             port, shape = self.wiring.port_and_shape(host, way, None)
-            if way == "up":
+            if way != "down":
                 port.set_shape(shape)  # those that face hosts have just been installed
             self._shapes[host, way] = shape
         self._open(())

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from netem.lab.plan import routes_of
-from netem.lab.routing import METHOD
+from netem.routing import METHOD, routes_of
 from netem.spec import LinkShape, Topology
 from netem.spec.impairments import FourStateLoss
 from netem.spec.loss import together

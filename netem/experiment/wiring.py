@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from netem.experiment.extras import extras_of
 from netem.experiment.passages import Passage, passages
@@ -18,7 +17,7 @@ from netem.links.choose import BackendChoice
 from netem.links.loss_filter import LossFilter
 from netem.links.netem import NetemPort
 from netem.spec import LinkShape, Shift, Topology
-from netem.spec.effects import LinkEnd
+from netem.spec.effects import LinkEnd, shape_at
 from netem.spec.impairments import FourStateLoss
 from netem.spec.loss import BurstyLoss
 
@@ -107,26 +106,38 @@ class Wiring:
         """From a host to the switch, without the loss, which is made behind it."""
         return replace(self._standing(name, "up", shape_of(self.topology.link_of(name).up)), loss_ratio=0.0, chain=None)
 
-    def _standing(self, name: str, way: Literal["up", "down"], shape: Shape) -> Shape:
+    def trunk(self, here: str, there: str) -> Shape:
+        """From a switch to another, without the loss, which is made behind it."""
+        shape = shape_of(shape_at(self.topology, (here, f"to {there}")))
+        return replace(self._standing(here, f"to {there}", shape), loss_ratio=0.0, chain=None)
+
+    def _standing(self, name: str, way: str, shape: Shape) -> Shape:
         if (name, way) not in self.shifted or shape.rate_bps is not None:
             return shape
         queue_bytes = shape.queue_bytes or STANDING_PACKETS * (self.topology.mtu + 14)
         return replace(shape, rate_bps=STANDING_RATE_BPS, queue_bytes=queue_bytes)
 
-    def port_and_shape(self, name: str, way: Literal["up", "down"], shift: Shift | None) -> tuple[Port, Shape]:
-        """What stands at one direction of a host's link while this shift is in force; None: the steady state."""
-        facing = self.ports if name in self.ports else self.side_ports
-        port, shape = (self.uplinks[name], self.up(name)) if way == "up" else (facing[name], self.down(name))
+    def port_and_shape(self, name: str, way: str, shift: Shift | None) -> tuple[Port, Shape]:
+        """What stands at one direction of a link while this shift is in force; None: the steady state."""
+        port, shape = self._steady(name, way)
         if shift is None:
             return port, shape
         if shift.rate_bps is not None:
-            steady = getattr(self.topology.link_of(name), way)
+            steady = shape_at(self.topology, (name, way))
             shape = replace(shape, rate_bps=shift.rate_bps, queue_bytes=steady.queue_bytes)
         if shift.delay_s is not None:
             shape = replace(shape, delay_us=round(shift.delay_s * 1e6))
         if shift.queue is not None:
             shape = replace(shape, queue_bytes=shift.queue.size_bytes, limit_packets=shift.queue.packets)
         return port, shape
+
+    def _steady(self, name: str, way: str) -> tuple[Port, Shape]:
+        if way == "up":
+            return self.uplinks[name], self.up(name)
+        if way == "down":
+            return (self.ports if name in self.ports else self.side_ports)[name], self.down(name)
+        there = way.removeprefix("to ")
+        return self.trunks[name, there], self.trunk(name, there)
 
     def install_steady(self) -> None:
         """No experiment, only what the topology says: for a lab that stands by itself."""
@@ -157,7 +168,7 @@ class Wiring:
     def _install_passage(self, passage: Passage) -> None:
         """From a host to its switch, or from a switch to another."""
         shape, here, there = shape_of(passage.shape), passage.here, passage.there
-        shifted = passage.from_host and (here, "up") in self.shifted
+        shifted = (here, "up" if passage.from_host else f"to {there}") in self.shifted
         if passage.from_host:
             host, place = self.lab.hosts[here], self.lab.port_of(here)
             end = (host.netns, host.ifname)
@@ -170,7 +181,8 @@ class Wiring:
             # Four states are netem's whatever the engine of the bursts.
             own = shape.extras.loss is not None
             port = NetemPort(passage.name, *end) if own else self._port(passage.name, *end)
-            port.install(self.up(here) if shifted else replace(shape, loss_ratio=0.0, chain=None), None, None, ())
+            steady = self.up(here) if passage.from_host else self.trunk(here, there)
+            port.install(steady, None, None, ())
             if passage.from_host:
                 self.uplinks[here] = port
             else:

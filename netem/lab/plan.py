@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from netem.kernel.netns import NAME_LIMIT
 from netem.kernel.veth import End
-from netem.lab.routing import PlanError, Routes, routes
+from netem.routing import PlanError, Routes, ordered_hosts, routes_of
 
 __all__ = ["Cable", "Forwarding", "Host", "Plan", "PlanError", "Switch", "TopologyLike", "make_plan", "routes_of"]
 
@@ -142,7 +142,7 @@ def make_plan(topology: TopologyLike, lab_id: str, network: str = DEFAULT_NETWOR
     if not ID_PATTERN.fullmatch(lab_id):
         raise PlanError(f"lab id {lab_id!r}: expected dn and four hexadecimal digits")
     net = ipaddress.IPv4Network(network)
-    ordered = _ordered(topology.hosts)
+    ordered = ordered_hosts(topology.hosts)
     if len(ordered) + len(topology.switches) > net.num_addresses - 2:
         raise PlanError(f"{len(ordered)} hosts do not fit into {network}")
     ways = routes_of(topology)
@@ -167,17 +167,6 @@ def make_plan(topology: TopologyLike, lab_id: str, network: str = DEFAULT_NETWOR
     cables, ends = _cables(topology, {h.name: h for h in hosts}, {s.name: s for s in switches})
     forwarding = tuple(_forwarding(hosts, ways, ends))
     return Plan(lab_id, topology.name, str(net), hosts, switches, cables, forwarding)
-
-
-def routes_of(topology: TopologyLike) -> Routes:
-    """Every way in a lab of this topology. PlanError when it is not one graph."""
-    return routes(_ordered(topology.hosts), topology.switches, [link.between for link in topology.links])
-
-
-def _ordered(hosts: Mapping[str, HostLike]) -> list[str]:
-    """Host names by number: the server, the workers, then those without a rank, each in the file's order."""
-    place = {"server": 0, "worker": 1}
-    return sorted(hosts, key=lambda name: place.get(hosts[name].role, 2))
 
 
 def _mac(kind: int, number: int) -> str:

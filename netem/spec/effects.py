@@ -6,15 +6,50 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from netem.routing import routes_of
 from netem.spec.command import Command
 from netem.spec.events import Event
 from netem.spec.scenario import Burst, Scenario
 from netem.spec.source import Path_
-from netem.spec.topology import Queue, Topology
+from netem.spec.topology import LinkShape, Queue, Topology
 
 Way = Literal["up", "down"]
-LinkEnd = tuple[str, Way]
-"""(host, "up": host to switch | "down": switch to host)."""
+LinkEnd = tuple[str, str]
+"""A direction of a link: (host, "up": host to switch | "down": switch to host), or (switch, "to SWITCH")."""
+TO = " to "
+
+
+def end_of(text: str) -> LinkEnd:
+    """`worker1.up`, or between switches `left to right`."""
+    if TO in text:
+        here, _, there = text.partition(TO)
+        return here, f"to {there}"
+    host, _, way = text.rpartition(".")
+    return host, way
+
+
+def end_name(here: str, way: str) -> str:
+    return f"{here}.{way}" if way in ("up", "down") else f"{here} {way}"
+
+
+def trunk_ends(topology: Topology) -> tuple[LinkEnd, ...]:
+    """Both directions of every link between switches."""
+    pairs = [link.between for link in topology.trunks]
+    return tuple((here, f"to {there}") for pair in pairs for here, there in (pair, pair[::-1]))
+
+
+def shape_at(topology: Topology, end: LinkEnd) -> LinkShape:
+    """What the topology says of a link direction. Raises KeyError for one that it does not have."""
+    here, way = end
+    if way in ("up", "down"):
+        link = topology.link_of(here)
+        return link.up if way == "up" else link.down
+    for link in topology.trunks:
+        if (here, way) == (link.between[0], f"to {link.between[1]}"):
+            return link.up
+        if (here, way) == (link.between[1], f"to {link.between[0]}"):
+            return link.down
+    raise KeyError(end)
 
 
 @dataclass(frozen=True)
@@ -22,7 +57,8 @@ class Shift:
     """Properties of one direction of one link, in place of the topology's; None leaves that one alone."""
 
     host: str
-    way: Way
+    """Or the switch that sends."""
+    way: str
     rate_bps: int | None = None
     delay_s: float | None = None
     queue: Queue | None = None
@@ -38,23 +74,30 @@ class Effect:
 
 
 def link_ends(event: Event, topology: Topology) -> tuple[LinkEnd, ...]:
-    """Of a loaded event, in the hosts' order; made in Python without `on`: all workers (or hosts), up."""
+    """Of a loaded event, in the hosts' order, then between switches; made in Python without `on`: all workers (or
+    hosts), up.
+    """
     if not event.on:
         return tuple((host, "up") for host in topology.workers or topology.hosts)
-    named = {(host, way) for host, _, way in (entry.rpartition(".") for entry in event.on)}
-    ways: tuple[Way, Way] = ("up", "down")
-    return tuple((host, way) for host in topology.hosts for way in ways if (host, way) in named)
+    named = {end_of(entry) for entry in event.on}
+    of_hosts = [(host, way) for host in topology.hosts for way in ("up", "down")]
+    return tuple(end for end in (*of_hosts, *trunk_ends(topology)) if end in named)
 
 
 def flows(ends: Iterable[LinkEnd], topology: Topology) -> dict[Way, tuple[str, ...]]:
     """Whose data passes these link directions. All workers share the server's link."""
-    found: dict[Way, tuple[str, ...]] = {"up": (), "down": ()}
     ends = set(ends)
     if not topology.ranks:
         return _named(ends, topology)
-    ways: tuple[tuple[Way, LinkEnd], ...] = (("up", (topology.server, "down")), ("down", (topology.server, "up")))
-    for way, shared in ways:
-        found[way] = tuple(w for w in topology.workers if shared in ends or (w, way) in ends)
+    found: dict[Way, tuple[str, ...]] = {"up": (), "down": ()}
+    trunks = {end for end in ends if end[1] not in ("up", "down")}
+    ways = routes_of(topology) if trunks else None
+    for way, shared in (("up", (topology.server, "down")), ("down", (topology.server, "up"))):
+        for worker in topology.workers:
+            path = (worker, topology.server) if way == "up" else (topology.server, worker)
+            hops = {(here, f"to {there}") for here, there in ways.hops(*path)} if ways else set()
+            if shared in ends or (worker, way) in ends or hops & trunks:
+                found[way] = (*found[way], worker)  # type: ignore[index]
     return found
 
 

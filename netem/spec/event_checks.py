@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
 
-from netem.spec.effects import flows, link_ends
+from netem.spec.command import Command
+from netem.spec.effects import TO, end_name, flows, link_ends, shape_at, trunk_ends
 from netem.spec.events import WHAT, WHEN, Event
 from netem.spec.expand import matching
 from netem.spec.fields import did_you_mean
@@ -25,7 +27,10 @@ _ALLOWED = {
 
 
 def event_links(event: Event, index: int, spec: Scenario, source: Source) -> tuple[str, ...]:
-    """`on` of a loaded event: HOST.up or HOST.down, in the hosts' order, wildcards expanded. Raises SpecError."""
+    """`on` of a loaded event: HOST.up or HOST.down, in the hosts' order, and `SWITCH to SWITCH`; wildcards expanded.
+
+    Raises SpecError.
+    """
     at = ("events", index, "on")
     if event.replay is not None:
         if event.on:
@@ -34,6 +39,9 @@ def event_links(event: Event, index: int, spec: Scenario, source: Source) -> tup
     hosts = tuple(spec.topology.hosts)
     found: list[str] = []
     for number, entry in enumerate(event.on):
+        if TO in entry:
+            found += _trunks(entry, spec, source, (*at, number))
+            continue
         name, dot, way = entry.rpartition(".")
         if dot and way not in ("up", "down"):
             guess = did_you_mean(way, ("up", "down"))
@@ -51,7 +59,18 @@ def event_links(event: Event, index: int, spec: Scenario, source: Source) -> tup
             raise source.error(at, f"{name!r} is named {times} times")
     if not event.on:
         return tuple(f"{host}.up" for host in spec.topology.workers or hosts)
-    return tuple(f"{host}.{way}" for host in hosts for way in ("up", "down") if f"{host}.{way}" in found)
+    every = [f"{host}.{way}" for host in hosts for way in ("up", "down")]
+    return tuple(name for name in (*every, *(end_name(*end) for end in trunk_ends(spec.topology))) if name in found)
+
+
+def _trunks(entry: str, spec: Scenario, source: Source, at: Path_) -> list[str]:
+    """The directions of links between switches that `left to right` names. Raises SpecError."""
+    known = [end_name(*end) for end in trunk_ends(spec.topology)]
+    found = [name for name in known if fnmatchcase(name, entry)]
+    if not found:
+        there = ", ".join(known[:6]) + (" ..." if len(known) > 6 else "")
+        raise source.error(at, f"{entry!r} is no link between switches ({there or 'this topology has none'})")
+    return found
 
 
 def check_events(spec: Scenario, source: Source) -> None:
@@ -102,6 +121,7 @@ def _check_what(event: Event, spec: Scenario, source: Source, at: Path_) -> None
             raise source.error((*at, key), f"does not go with `{alone}`, which says itself what happens")
     elif not what:
         raise source.error(at, f"does not say what happens; give at least one of {', '.join(WHAT)}")
+    _check_trunks(event, spec, source, at)
     if event.down and (event.loss is not None or (event.ramp is not None and event.ramp.what == "loss")):
         raise source.error((*at, "down"), "`down` loses everything; leave out the loss")
     if event.match == "all" and not event.loses:
@@ -112,12 +132,25 @@ def _check_what(event: Event, spec: Scenario, source: Source, at: Path_) -> None
         _check_ramp(event, what, source, at)
 
 
+def _check_trunks(event: Event, spec: Scenario, source: Source, at: Path_) -> None:
+    """Loss is made at the port that faces the receiver, for whose packets have passed the trunk: the transport's are
+    known, those of any program are not.
+    """
+    named = [entry for entry in event.on if TO in entry]
+    if named and event.loses and isinstance(spec.workload, Command):
+        message = (
+            f"{named[0]!r} joins switches, and there only rate, delay and queue can change with programs of your own; "
+            "for loss name the links of the hosts, such as worker1.up"
+        )
+        raise source.error((*at, "on"), message)
+
+
 def _check_queue(event: Event, spec: Scenario, source: Source, at: Path_) -> None:
     if event.queue is None or event.rate_bps is not None:
         return
-    for host, way in link_ends(event, spec.topology):
-        if getattr(spec.topology.link_of(host), way).rate_bps is None:
-            message = f"the link direction {host}.{way} has no rate, so nothing ever waits there; give a rate"
+    for end in link_ends(event, spec.topology):
+        if shape_at(spec.topology, end).rate_bps is None:
+            message = f"the link direction {end_name(*end)} has no rate, so nothing ever waits there; give a rate"
             raise source.error((*at, "queue"), message)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from netem.spec.command import Command
-from netem.spec.effects import Shift, link_ends
+from netem.spec.effects import Shift, end_name, link_ends
 from netem.spec.events import Event
 from netem.spec.loss import loss_text
 from netem.spec.ranges import ranges_words
@@ -100,7 +100,7 @@ def _where(event: Event, topology: Topology) -> str:
         return "server to all workers"
     both = sorted(host for host, _ in ends if {(host, "up"), (host, "down")} <= ends)
     words = [f"{host} both ways" for host in dict.fromkeys(both)]
-    words += [f"{host}.{way}" for host, way in link_ends(event, topology) if host not in both]
+    words += [end_name(host, way) for host, way in link_ends(event, topology) if host not in both]
     return ", ".join(words) if len(words) <= 4 else f"{', '.join(words[:3])} and {len(words) - 3} more"
 
 
@@ -113,7 +113,7 @@ def state_words(bursts: Iterable[Burst], shifts: Iterable[Shift]) -> str:
     by_text: dict[str, list[str]] = {}
     for shift in shifts:
         text = ", ".join(_properties(shift.rate_bps, shift.delay_s, shift.queue))
-        by_text.setdefault(text, []).append(f"{shift.host}.{shift.way}")
+        by_text.setdefault(text, []).append(end_name(shift.host, shift.way))
     parts += [f"{text} at {', '.join(ends)}" for text, ends in by_text.items()]
     return "; ".join(parts) or "no loss"
 

@@ -209,3 +209,21 @@ def test_a_prompt_thread_is_ordinary_again_afterwards() -> None:
         if got:
             assert os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR
     assert os.sched_getscheduler(0) == before
+
+
+def test_events_between_switches(tmp_path: Path) -> None:
+    """Two sites: loss on the link between them hits the three far workers, a rate there slows them down."""
+    rest = (
+        "events:\n  - {iteration: 2, loss: 60%, on: site2 to site1}\n"
+        "  - {iteration: 4, rate: 20 Mbit, queue: 4 MiB, on: site2 to site1}\n"
+    )
+    path = scenario(tmp_path, rest, iterations=7)
+    path.write_text(path.read_text().replace("{star: {workers: 3}}", "two-site"))
+    folder = run(path, tmp_path / "runs")
+    rows = [row for row in read_csv(folder / "rounds.csv", RoundRow) if row.direction == "up"]
+    assert {(row.round, row.worker) for row in rows if row.dropped_link} == {(2, worker) for worker in (2, 3, 4)}
+    shifts = [[(s["link"], s["rate_bps"]) for s in e["shifts"]] for e in events(folder, "impairment")]
+    assert shifts == [[], [], [("site2 to site1", 20_000_000)], []]
+    wire_s = 3 * 298 * 1514 * 8 / 20e6
+    slow = [row.latency_s or 0.0 for row in rows if row.round == 4 and row.worker != 1]
+    assert max(slow) > 0.9 * wire_s, "three gradients share 20 Mbit/s"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netem.lab.plan import make_plan, routes_of
-from netem.lab.routing import PlanError, routes
+from netem.routing import PlanError, routes
 from netem.spec import Topology, load_topology, load_topology_text
 
 Graph = tuple[list[str], list[str], list[tuple[str, str]]]

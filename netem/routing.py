@@ -11,8 +11,32 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 METHOD = "static forwarding entries on shortest paths (fewest links), spread by destination"
+
+
+class RoleLike(Protocol):
+    @property
+    def role(self) -> str: ...
+
+
+class EdgeLike(Protocol):
+    @property
+    def between(self) -> tuple[str, str]: ...
+
+
+class GraphLike(Protocol):
+    """The part of a topology that ways depend on."""
+
+    @property
+    def hosts(self) -> Mapping[str, RoleLike]: ...
+
+    @property
+    def switches(self) -> Sequence[str]: ...
+
+    @property
+    def links(self) -> Sequence[EdgeLike]: ...
 
 
 class PlanError(ValueError):
@@ -56,6 +80,17 @@ def routes(hosts: Sequence[str], switches: Sequence[str], links: Iterable[tuple[
             raise PlanError(f"there is no way from switch {lost} to host {host}")
         next_hop[host] = {root: host, **_chosen(number, distance, nearer)}
     return Routes(switch_of, next_hop)
+
+
+def routes_of(topology: GraphLike) -> Routes:
+    """Every way in a lab of this topology. PlanError when it is not one graph."""
+    return routes(ordered_hosts(topology.hosts), topology.switches, [link.between for link in topology.links])
+
+
+def ordered_hosts(hosts: Mapping[str, RoleLike]) -> list[str]:
+    """Host names by number: the server, the workers, then those without a rank, each in the file's order."""
+    place = {"server": 0, "worker": 1}
+    return sorted(hosts, key=lambda name: place.get(hosts[name].role, 2))
 
 
 def _joined(
