@@ -309,7 +309,7 @@ class Event(Spec):
     ramp: RampField | None = None
 
     on: tuple[str, ...] = ()
-    """`worker1.up`, `worker*`, ...; after loading always HOST.up, HOST.down or `SWITCH to SWITCH`. None: all workers, up."""
+    """`worker1.up`, `worker*`, ...; after loading HOST.up, HOST.down or `SWITCH to SWITCH`. None: all workers, up."""
     match: Literal["data", "all"] = "data"
     """Which packets the loss hits."""
 

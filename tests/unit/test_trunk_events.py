@@ -72,7 +72,7 @@ def test_refused() -> None:
         loaded('{iteration: 3, loss: 50%, on: "* to *"}', "star3")
     with pytest.raises(SpecError, match="is named 2 times"):
         loaded('{iteration: 3, loss: 50%, on: [site1 to site2, "* to site2"]}')
-    with pytest.raises(SpecError, match="for loss name the links of the hosts, such as worker1.up"):
+    with pytest.raises(SpecError, match=r"for loss name the links of the hosts, such as worker1\.up"):
         load_scenario_text(PROGRAM.format(event="{at: 1 s, loss: 50%, on: left to right}"))
     spec = load_scenario_text(PROGRAM.format(event="{at: 1 s, rate: 1 Mbit, on: left to right}")).spec
     assert shifted_ends(spec) == {("left", "to right")}
