@@ -65,6 +65,9 @@ class RunFolder:
         return at
 
     def close(self) -> None:
+        """What only some runs have leaves no empty folder behind."""
+        with suppress(OSError):
+            os.rmdir("figures", dir_fd=self.descriptor)
         self._opened.close()
 
     def __enter__(self) -> RunFolder:

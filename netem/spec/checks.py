@@ -191,6 +191,8 @@ def _check_bursts(spec: Scenario, source: Source) -> None:
 def _check_arming(spec: Scenario, source: Source) -> None:
     if spec.link.arm != "preloaded":
         return
+    if isinstance(spec.workload, Command):
+        raise source.error(("link", "arm"), f"{NEED}; packets of programs do not say their round: write arm: gate")
     for name, transport in spec.transports.items():
         if transport.reliable:
             raise source.error(("link", "arm"), f"{NEED}; a packet of {name} does not say its round: write arm: auto")

@@ -100,6 +100,14 @@ def test_its_descriptors_are_closed(tmp_path: Path) -> None:
         os.fstat(descriptor)
 
 
+def test_no_folder_for_figures_where_there_are_none(tmp_path: Path) -> None:
+    for figure in (False, True):
+        with RunFolder(tmp_path, load_scenario_text(SCENARIO).spec, 1, User.current()) as made:
+            if figure:
+                made.open_new("figures/a.svg").close()
+        assert (made.path / "figures").exists() is figure
+
+
 def hub(folder: RunFolder, uid: int) -> Hub:
     def no_socket(*_: object) -> socket.socket:
         raise AssertionError("nobody asks for a socket here")

@@ -158,6 +158,10 @@ def test_events_that_programs_know_nothing_of_are_refused() -> None:
     assert "needs workload.iterations" in str(refused(TEXT, "events=[{iteration: 0..3, loss: 1%}]"))
 
 
+def test_bursts_of_programs_are_not_loaded_before() -> None:
+    assert "packets of programs do not say their round" in str(refused(TEXT, "link.arm=preloaded"))
+
+
 def test_a_burst_by_iteration_needs_programs_that_count_them() -> None:
     spec = load_scenario_text(TEXT, ["workload.iterations=10", "bursts=[{iteration: 4, loss: 50%}]"]).spec
     assert spec.bursts[0].workers == ("worker1", "worker2", "worker3")
