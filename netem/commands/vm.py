@@ -20,6 +20,8 @@ COMMANDS = ("run", "doctor", "validate", "show", "compare")
 """What makes sense in a machine that is gone afterwards."""
 DEFAULT_OUT = "runs"
 DEFAULT_LIMIT_S = 3600.0
+SLOW_SETTINGS = ("latencies=reported", "deadlines.connect=600s")
+"""Latencies there are the machine's, and to import torch takes minutes."""
 
 
 def _limit(given: str | float) -> float:
@@ -80,9 +82,7 @@ def vm(
     machine = machines.Machine(cpus=cpus, memory=memory, kept=kept, verbose=verbose)
 
     def boot(engine: Engine) -> int:
-        program = [sys.executable, "-B", "-m", "netem.cli", *argv]
-        if argv[0] == "run" and not engine.full_speed:
-            program += ["--set", "latencies=reported"]
+        program = [sys.executable, "-B", "-m", "netem.cli", *(argv if engine.full_speed else _patient(argv))]
         typer.echo(f"booting {engine.kernel.name} with {engine.name}", err=True)
         if engine.advice:
             typer.echo(engine.advice, err=True)
@@ -95,6 +95,13 @@ def vm(
         except machines.NotBooted as error:
             typer.echo(str(error), err=True)
     return boot(last)
+
+
+def _patient(argv: list[str]) -> list[str]:
+    """What a slow machine needs in every scenario; what the user sets comes after it and wins."""
+    if argv[0] != "run":
+        return argv
+    return ["run", *(part for setting in SLOW_SETTINGS for part in ("--set", setting)), *argv[1:]]
 
 
 def _inner(command: list[str]) -> tuple[list[str], Path | None]:

@@ -14,7 +14,7 @@ import pytest
 from netem import vm
 from netem.cli import main
 from netem.commands.failure import CommandError
-from netem.commands.vm import _inner
+from netem.commands.vm import _inner, _patient
 from netem.kernel.errors import Unavailable
 from netem.vm import choose, user_mode, virtme
 from netem.vm.machine import _bring_back
@@ -203,6 +203,13 @@ def test_kvm_is_not_tried_without_the_processor_s_help(tmp_path: Path) -> None:
 )
 def test_where_results_go(command: list[str], out: Path | None) -> None:
     assert _inner(command) == (command, out)
+
+
+def test_a_slow_machine_is_given_time_and_the_user_has_the_last_word() -> None:
+    argv = _patient(["run", "burst90", "--set", "deadlines.connect=5s"])
+    assert argv == ["run", "--set", "latencies=reported", "--set", "deadlines.connect=600s", *argv[-3:]]
+    assert argv[-3:] == ["burst90", "--set", "deadlines.connect=5s"]
+    assert _patient(["doctor"]) == ["doctor"]
 
 
 @pytest.mark.parametrize("command", [[], ["up", "star3"], ["--verbose", "run"]])
