@@ -27,12 +27,11 @@ from netem.links.base import (
     Shape,
     UnsupportedFeature,
 )
+from netem.links.bucket import QUEUE_BYTES, bucket_bytes
 from netem.links.loss_filter import LossFilter, translated
 
 _NO_DELAY = "eBPF cannot hold packets back; use link backend netem on a kernel with sch_netem"
-_QUEUE_BYTES = 1 << 20
 _QUEUE_PACKETS = 20_000
-_BUCKET_MS = 4
 
 
 class BpfPort:
@@ -181,20 +180,9 @@ def rate_tree(shape: Shape, mtu: int) -> qdisc.Tree:
     """
     if shape.rate_bps is None:
         return (qdisc.Pfifo(qdisc.handle(1), qdisc.ROOT, shape.limit_packets or _QUEUE_PACKETS),)
-    queue = shape.queue_bytes or (shape.limit_packets or 0) * (mtu + 14) or _QUEUE_BYTES
+    queue = shape.queue_bytes or (shape.limit_packets or 0) * (mtu + 14) or QUEUE_BYTES
     burst = bucket_bytes(shape.rate_bps, mtu, queue, shape.queue_bytes)
     try:
         return (qdisc.Tbf(qdisc.handle(1), qdisc.ROOT, shape.rate_bps, burst, queue),)
     except ValueError as error:
         raise LinkError(str(error)) from error
-
-
-def bucket_bytes(rate_bps: int, mtu: int, queue_bytes: int, asked_bytes: int | None = None) -> int:
-    """tbf's bucket: 4 ms at the rate, but at most a quarter of the queue, and at least 1 ms and four frames
-    (less for a short queue that was asked for: `qdisc.burst_bytes`).
-
-    A link that has been idle sends that much at once. A timer that comes later than the bucket is deep loses the
-    rest for good: on busy cores they come up to some milliseconds late.
-    """
-    wanted = min(rate_bps * _BUCKET_MS // 8000, queue_bytes // 4)
-    return max(qdisc.burst_bytes(rate_bps, mtu, asked_bytes), wanted)

@@ -10,6 +10,7 @@ from netem.kernel.loss_models import U32_MAX, FourState, GilbertElliott, Loss
 from netem.kernel.netem_options import NetemOptions, Rate
 from netem.kernel.qdisc import Netem, Prio, Tbf, Tree, handle
 from netem.links.base import Shape
+from netem.links.bucket import QUEUE_BYTES, bucket_bytes
 
 TBF_HANDLE = handle(1)
 PRIO_HANDLE = handle(0x10)
@@ -51,7 +52,7 @@ def tree(shape: Shape, mtu: int, losses: Sequence[Loss]) -> Tree:
     parts: list[qdisc.Qdisc] = []
     parent, extras = qdisc.ROOT, shape.extras
     if shape.rate_bps is not None and extras.overhead is None:
-        burst = qdisc.burst_bytes(shape.rate_bps, mtu, shape.queue_bytes)
+        burst = bucket_bytes(shape.rate_bps, mtu, shape.queue_bytes or QUEUE_BYTES, shape.queue_bytes)
         parts.append(Tbf(TBF_HANDLE, parent, shape.rate_bps, burst, limit_bytes=shape.queue_bytes or burst))
         parent = TBF_HANDLE | 1
     if len(losses) > 1:

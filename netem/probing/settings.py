@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from netem.kernel import distributions, qdisc
+from netem.kernel import distributions
 from netem.kernel.loss_models import FourState
 from netem.kernel.loss_models import GilbertElliott as NetemChain
 from netem.kernel.netem_options import Overhead, Slot
 from netem.links import mask, predict
 from netem.links.base import Extras, LossRule, Shape
-from netem.links.bpf import bucket_bytes
+from netem.links.bucket import bucket_bytes
 from netem.links.chain import GilbertElliott
 from netem.links.predict import Fates
 from netem.probing.judges import (
@@ -280,11 +280,11 @@ def _shallow() -> Setting:
     rate_bps, queue_bytes = 10_000_000, 65_536
     sending = Sending(300, MTU, linger_ns=S)
 
-    def limit(room_bytes: int, bucket: int) -> tuple[Judge, ...]:
-        return Limit(room_bytes // FRAME + bucket // FRAME, rate_bps, FRAME), Ordered(), Accounted()
+    bucket = bucket_bytes(rate_bps, MTU, queue_bytes, queue_bytes)
 
-    shape = Shape(rate_bps=rate_bps, queue_bytes=queue_bytes)
-    netem_room = FRAME * max(1, math.ceil(queue_bytes / MTU))
-    netem = limit(netem_room, qdisc.burst_bytes(rate_bps, MTU, queue_bytes))
-    bpf = limit(queue_bytes, bucket_bytes(rate_bps, MTU, queue_bytes, queue_bytes))
-    return Setting("queue 64 KiB, rate 10 Mbit/s", Put(shape), sending, netem, (Put(shape), bpf))
+    def limit(room_frames: int) -> tuple[Judge, ...]:
+        return Limit(room_frames + bucket // FRAME, rate_bps, FRAME), Ordered(), Accounted()
+
+    put = Put(Shape(rate_bps=rate_bps, queue_bytes=queue_bytes))
+    netem, bpf = limit(math.ceil(queue_bytes / MTU)), limit(queue_bytes // FRAME)
+    return Setting("queue 64 KiB, rate 10 Mbit/s", put, sending, netem, (put, bpf))

@@ -17,7 +17,8 @@ from netem.kernel import netns, offload, veth
 from netem.kernel.sockets import open_socket
 from netem.links import mask
 from netem.links.base import Flow, LinkError, LossRule, Shape, UnsupportedFeature
-from netem.links.bpf import BpfPort, bucket_bytes
+from netem.links.bpf import BpfPort
+from netem.links.bucket import bucket_bytes
 from tests.kernel.bpf_path import (
     BATCH,
     FRAME_BYTES,

@@ -21,7 +21,8 @@ from netem.kernel.errors import LabError
 from netem.kernel.user import User
 from netem.lab import Lab, Settings
 from netem.links.base import Flow, Shape, UnsupportedFeature
-from netem.links.bpf import BpfPort, bucket_bytes
+from netem.links.bpf import BpfPort
+from netem.links.bucket import bucket_bytes
 from netem.links.queue_recorder import QueueRecorder
 from netem.spec import star
 from netem.traffic.plan import DISCARD_PORT, NS, Burst, Sent, Stream, due

@@ -6,7 +6,8 @@ import pytest
 
 from netem.kernel.qdisc import Tbf
 from netem.links.base import Shape
-from netem.links.bpf import bucket_bytes, rate_tree
+from netem.links.bpf import rate_tree
+from netem.links.bucket import bucket_bytes
 
 
 @pytest.mark.parametrize(

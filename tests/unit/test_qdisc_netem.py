@@ -27,7 +27,7 @@ def test_the_tree_without_rate() -> None:
 
 def test_the_tree_with_rate() -> None:
     tbf, prio, *bands = tree(Shape(delay_us=1000, rate_bps=10**9), 1500, [0.0, 0.5, 0.0])
-    assert tbf == Tbf(handle(1), qdisc.ROOT, 10**9, 125_000, 125_000)
+    assert tbf == Tbf(handle(1), qdisc.ROOT, 10**9, 1 << 18, 1 << 18), "a quarter of 1 MiB, as in the backend bpf"
     assert prio == Prio(handle(0x10), handle(1, 1), 3)
     assert [b.parent for b in bands] == [handle(0x10, 1), handle(0x10, 2), handle(0x10, 3)]
 
