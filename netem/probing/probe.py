@@ -33,6 +33,7 @@ _SLOTS, _READ_BYTES, _CONTROL_BYTES = 1024, 32, 64
 _DRAIN_EVERY = 512  # packets: a receiver's buffer holds many times that
 _BEAT_NS = 2_000_000
 _LAST_NS = 20_000_000
+_BEHIND_S = 0.001
 _SEND_LIMIT_S = 10.0
 
 PAYLOAD_MIN = 24
@@ -231,6 +232,8 @@ def exchange(out: socket.socket, inlet: Inlet, sending: Sending, dropped: Callab
                 late.append(_wait_until(inlet, due))
             outlet.send(first, min(sending.batch, sending.packets - first))
             due += sending.interval_ns
+            if late and late[-1] > _BEHIND_S:  # a sender that was held up does not catch up in a burst
+                due = max(due, clock_ns())
             if sending.batch >= _DRAIN_EVERY or first % _DRAIN_EVERY < sending.batch:
                 inlet.drain()
         took = clock_ns() - began
