@@ -45,6 +45,8 @@ def doctor(
     """Try everything that a run may need, for real, and say what to do where it does not work."""
     if calibrate and fidelity:
         raise CommandError("--calibrate or --fidelity: one at a time", USAGE)
+    if backend != "auto" and not fidelity:
+        raise CommandError(f"--backend {backend}: only with --fidelity", USAGE)
     if calibrate:
         return _calibrate(state_dir, json)
     if fidelity:

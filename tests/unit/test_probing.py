@@ -254,7 +254,7 @@ def test_a_row_is_worth_nothing_where_the_machine_got_in_the_way() -> None:
 
 def test_the_rows(rows: dict[str, settings.Setting]) -> None:
     assert len(rows) == len(settings.settings()), "each name once"
-    assert len(rows) >= 30
+    assert len(rows) == 36, "as README.md, docs/fidelity.md and CHANGELOG.md say"
     assert max(map(len, rows)) <= lines.WIDTHS[0]
     counted = [
         row for row in rows.values() if any(isinstance(judge, judges.Loss) and judge.ratio for judge in row.judges)
@@ -363,3 +363,4 @@ def test_exit_status(
     assert main([*argv, "--backend", "netem"]) == 4, "asked for, and not here"
     assert main([*argv, "--backend", "tc"]) == 2
     assert main([*argv, "--calibrate"]) == 2
+    assert main(["doctor", "--backend", "bpf"]) == 2
