@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from netem.analysis import accounts, congestion, delays, intervals, load, oracle, punctual
+from netem.analysis import accounts, burst_lengths, congestion, delays, intervals, load, oracle, punctual
 from netem.analysis.fates import Flow, Keys
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
 from netem.analysis.run import OrderFn, RunData, TransportRun
@@ -84,6 +84,9 @@ def _statistical(run: TransportRun, data: RunData) -> Iterator[Statistical]:
     if len(burst_rows) >= MIN_ROUNDS_FOR_PASSES:
         yield partial(_passes, run, burst_rows)
     yield from delay_checks(run)
+    for lengths in run.burst_lengths:
+        if not lengths.doubt:
+            yield partial(_burst_length, run, lengths)
 
 
 def delay_checks(run: delays.Run) -> Iterator[Statistical]:
@@ -91,6 +94,18 @@ def delay_checks(run: delays.Run) -> Iterator[Statistical]:
     for report in run.delays:
         if not report.doubt:
             yield partial(_delay, run, report)
+
+
+def _burst_length(run: TransportRun, lengths: burst_lengths.Lengths, false_alarm: float) -> Check:
+    """Losses come as many in a row as asked for, in the mean."""
+    interval = lengths.interval(false_alarm)
+    low, high = (1.0 / (1.0 - each) if each < 1.0 else None for each in (interval.low, interval.high))
+    ok = bool(lengths.doubt) or not lengths.trials or burst_lengths.continuation(lengths.loss) in interval
+    detail = burst_lengths.detail(lengths, low, high)
+    return Check(
+        "burst length", run.name, run.repeat, ok, detail, lengths.requested, lengths.achieved,
+        None if lengths.doubt else low, None if lengths.doubt else high,
+    )  # fmt: skip
 
 
 def unjudged_delays(run: delays.Run) -> list[Check]:
@@ -179,6 +194,7 @@ def _exact(run: TransportRun, data: RunData) -> list[Check]:
     if (in_time := punctual.check(run.moments)) is not None:
         checks.append(Check("event times", run.name, run.repeat, *in_time))
     checks += unjudged_delays(run)
+    checks += [_burst_length(run, lengths, 0.5) for lengths in run.burst_lengths if lengths.doubt]
     if run.reliable_broadcast and run.epochs:
         checks.append(_replicas(run))
     if run.stop_and_wait and run.mask_seed is not None and run.order is not None:

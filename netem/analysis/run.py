@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from netem.analysis.burst_lengths import Lengths
 from netem.analysis.delays import DelayReport
 from netem.analysis.load import Load
 from netem.analysis.merge import LossPlan
@@ -42,6 +43,7 @@ class TransportRun:
         load: what the whole machine was busy with meanwhile (`netem.analysis.load.Load`), where it is known.
         microbursts, queues: what generators sent, and what recorded ports did with all packets.
         delays: what probes found of the paths' delays.
+        burst_lengths: losses in a row, where a chain was asked for.
         order: the send order, where the exact course of a round is to be checked.
         moments: changes by time, planned and actual.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
@@ -70,6 +72,7 @@ class TransportRun:
     queues: tuple[QueueReport, ...] = ()
     moments: tuple[Moment, ...] = ()
     delays: tuple[DelayReport, ...] = ()
+    burst_lengths: tuple[Lengths, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
 

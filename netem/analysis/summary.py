@@ -96,6 +96,7 @@ def _transport(name: str, data: RunData, checked: Fidelity) -> dict[str, Any]:
         "replicas_identical": _replicas(runs),
         **congestion.summary(runs),
         "delays": delays.summary(runs),
+        "burst_lengths": [{"repeat": run.repeat, **each.to_json()} for run in runs for each in run.burst_lengths],
         "machine": load.summary(data.rows(name), [run.load for run in runs]),
         "facts": runs[0].facts,
     }

@@ -133,6 +133,7 @@ def _loss_lines(summary: Summary) -> Iterator[tuple[str | None, Cell, str | None
         own = next(one.get("burst_loss") for t in transports for one in t["by_loss"] if one["requested"] == loss)
         if own is not None and own != loss:
             yield f"  ({100 * own:.4g} % burst + links)", _nothing, None
+        yield "  mean burst / asked", _mean_burst(loss), None
         yield f"  passes {'(pipelined)' if pipelined else '/ oracle'}", _beside_oracle(loss, "passes"), None
         yield "  packets / oracle", _beside_oracle(loss, "packets"), None
 
@@ -193,6 +194,20 @@ def _achieved(loss: float) -> Cell:
     def cell(transport: dict[str, Any]) -> str:
         found = _of_loss(transport, loss)
         return _percent(found.get("achieved")) + (" !" if found.get("ok") is False else "")
+
+    return cell
+
+
+def _mean_burst(loss: float) -> Cell:
+    """Losses in a row, of the worker that is furthest from what was asked of the link."""
+
+    def cell(transport: dict[str, Any]) -> str:
+        found = [each for each in transport["burst_lengths"] if each["requested_loss"] == float(loss)]
+        known = [each for each in found if each["achieved_mean"] is not None and each["requested_mean"] is not None]
+        if not known:
+            return "not measured" if found else MISSING
+        worst = max(known, key=lambda each: abs(each["achieved_mean"] - each["requested_mean"]))
+        return f"{worst['achieved_mean']:.2f} / {worst['requested_mean']:.2f}"
 
     return cell
 

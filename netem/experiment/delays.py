@@ -156,7 +156,7 @@ class DelayProbes:
     lab: Lab
     spec: Scenario
     base_s: dict[str, float] = field(default_factory=dict)
-    timers_late_s: float = 0.0
+    late_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         self.paths = probed_paths(self.spec.topology, shifted_ends(self.spec))
@@ -165,9 +165,8 @@ class DelayProbes:
             return
         with self._open(self.paths) as paths:
             warm_up(paths, ARRIVAL_LIMIT_S)
-            late = exchange(paths, FEWEST_PROBES, INTERVAL_S, ARRIVAL_LIMIT_S)
+            self.late_s = tuple(exchange(paths, FEWEST_PROBES, INTERVAL_S, ARRIVAL_LIMIT_S))
             self.base_s = {path.name: median(_arrived(path)) for path in paths}
-        self.timers_late_s = median(late)
 
     @property
     def _delays_change(self) -> bool:
@@ -182,7 +181,7 @@ class DelayProbes:
         limit_s = ARRIVAL_LIMIT_S + 2 * max(path.requested(delays).longest_s for path in self.paths)
         with self._open(self.paths) as paths:
             warm_up(paths, limit_s)
-            late_s = median(exchange(paths, count, interval_s, limit_s))
+            late_s = exchange(paths, count, interval_s, limit_s)
             arrived = [_arrived(path) for path in paths]
         return [
             self._report(path, when, path.requested(delays), count, found, late_s=late_s, lossy=lossy)
@@ -197,7 +196,7 @@ class DelayProbes:
         sent: int,
         delays: Sequence[float],
         *,
-        late_s: float = 0.0,
+        late_s: Sequence[float] = (),
         lossy: bool = False,
     ) -> DelayReport:
         doubt = path.doubt
@@ -205,8 +204,7 @@ class DelayProbes:
             doubt = doubt or "what is in force loses the probes as well"
         base_s = self.base_s[path.name]
         less_base = tuple(delay - base_s for delay in delays)
-        late_s = max(late_s, self.timers_late_s)
-        return DelayReport(path.name, when, asked, sent, less_base, base_s, late_s, doubt=doubt)
+        return DelayReport(path.name, when, asked, sent, less_base, base_s, tuple(late_s), doubt=doubt)
 
     @contextmanager
     def _open(self, paths: Sequence[ProbedPath]) -> Iterator[list[ProbePath]]:
@@ -269,7 +267,7 @@ class DelayProbes:
             found.append(
                 DelayReport(
                     path.name, "during the run", asked, len(delays), tuple(arrived), self.base_s[path.name],
-                    self.timers_late_s, queued, doubt,
+                    self.late_s, queued, doubt,
                 )
             )  # fmt: skip
         if short:

@@ -32,6 +32,7 @@ from netem.experiment.folder import RunFolder, machine
 from netem.experiment.generators import describe_traffic, require_recorder
 from netem.experiment.hub import HubError
 from netem.experiment.iperf import require_iperf
+from netem.experiment.lengths import with_burst_lengths
 from netem.experiment.passages import routing_facts
 from netem.experiment.preload import check_engine
 from netem.experiment.prepare import Job, check, gradient_bytes, make_jobs
@@ -271,7 +272,7 @@ def _summarise(loaded: Loaded, choice: BackendChoice, results: Results, folder: 
         backend=choice.name,
         loss_engine=choice.loss_engine,
         plan=loss_plan(spec, spec.seed, results.mask),
-        runs=tuple(results.runs),
+        runs=with_burst_lengths(spec, loss_plan(spec, spec.seed, results.mask), results.runs, folder.path),
         captures=tuple(results.captures),
         expect=spec.expect,
         judge_latencies=spec.latencies == "judged",

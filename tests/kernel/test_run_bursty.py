@@ -72,6 +72,18 @@ def test_the_run_is_faithful_and_passes_follow_the_mask(runs: dict[str, Path], a
     assert all(all(oks) for oks in found.values())
 
 
+@pytest.mark.parametrize("arm", ["gate", "preloaded"])
+def test_losses_in_a_row_are_measured(runs: dict[str, Path], arm: str) -> None:
+    """Of three workers up and one down with bursts of 5, and of three down with the other chain."""
+    assert checks(runs[arm])["burst length"] == [True] * 14
+    for transport in ("dblp", "mlt"):
+        found = summary(runs[arm])["transports"][transport]["burst_lengths"]
+        fives = [each for each in found if each["requested_mean"] == pytest.approx(5)]
+        assert [(each["worker"], each["direction"]) for each in fives] == [(1, "up"), (2, "up"), (3, "up"), (2, "down")]
+        assert len(found) == 7
+        assert all(each["doubt"] is None and sum(each["histogram"]) == each["bursts"] > 5 for each in found)
+
+
 def test_preloaded_bursts_need_no_gate(runs: dict[str, Path]) -> None:
     assert events(runs["gate"], "gate")
     assert events(runs["preloaded"], "gate") == events(runs["preloaded"], "impairment") == []
