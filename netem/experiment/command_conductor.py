@@ -81,7 +81,7 @@ class CommandConductor(Conductor):
             self.traffic.finish()
             self.traffic_results = self.traffic.results()
             self._cells = self.fabric.cells()  # without the probes that follow
-            self._probe("after the last round")
+        self._probe("after the last round")
 
     def _run_programs(self) -> None:
         hub = Hub(

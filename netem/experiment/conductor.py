@@ -101,7 +101,7 @@ class Conductor:
                 self._run_ranks()
             self.traffic.finish()
             self.traffic_results = self.traffic.results()
-            self._probe("after the last round")
+        self._probe("after the last round")  # a recorder of queues would take the time stamps off
 
     def _install(self) -> None:
         """The steady state of the links; probes on their way through it are gone from the counters."""

@@ -20,10 +20,10 @@ from functools import cached_property
 from netem.analysis.delays import ENOUGH, DelayReport, Jitter, Requested, When, median
 from netem.experiment.hub import Event
 from netem.lab import Lab
-from netem.lab.plan import routes_of
 from netem.links import root_queue
+from netem.routing import routes_of
 from netem.spec import LinkShape, Scenario, Topology, shifted_ends
-from netem.spec.effects import LinkEnd
+from netem.spec.effects import LinkEnd, end_of
 from netem.spec.impairments import table_of
 from netem.traffic.probe import BUFFER_BYTES, NS, ProbePath, await_all, exchange, warm_up
 
@@ -45,10 +45,10 @@ Delays = Mapping[LinkEnd, float]
 
 @dataclass(frozen=True)
 class Hop:
-    """One direction of a link. `end` None: between switches, where no event changes anything."""
+    """One direction of a link. `shifted`: events change it."""
 
     shape: LinkShape
-    end: LinkEnd | None
+    end: LinkEnd
     shifted: bool
 
     @cached_property
@@ -95,9 +95,7 @@ class ProbedPath:
     def requested(self, delays: Delays) -> Requested:
         constant, jitters = 0.0, []
         for hop in self.hops:
-            delay_s = hop.shape.delay_s
-            if hop.end is not None:
-                delay_s = delays.get(hop.end, delay_s)
+            delay_s = delays.get(hop.end, hop.shape.delay_s)
             if hop.shape.jitter_s:
                 jitters.append(Jitter(delay_s, hop.shape.jitter_s, hop.jitter_table))
             else:
@@ -131,7 +129,7 @@ def probed_paths(topology: Topology, shifted: Iterable[LinkEnd]) -> tuple[Probed
     shapes |= {link.between[::-1]: link.down for link in topology.links}
 
     def hop(here: str, there: str) -> Hop:
-        end: LinkEnd | None = None
+        end: LinkEnd = (here, f"to {there}")
         if here in topology.hosts:
             end = (here, "up")
         elif there in topology.hosts:
@@ -228,6 +226,9 @@ class DelayProbes:
         hosts = dict.fromkeys(host for path in self.paths for host in (path.source, path.destination))
         places = [(place.netns, place.ifname) for place in (self.lab.port_of(host) for host in hosts)]
         places += [(self.lab.hosts[host].netns, self.lab.hosts[host].ifname) for host in hosts]
+        trunks = {hop.end for path in self.paths for hop in path.hops if hop.end[1] not in ("up", "down")}
+        between = [self.lab.port_between(here, way.removeprefix("to ")) for here, way in sorted(trunks)]
+        places += [(place.netns, place.ifname) for place in between]
         for place in places:
             while root_queue.read(*place).waiting and time.monotonic() < deadline:
                 time.sleep(0.005)
@@ -245,16 +246,17 @@ class DelayProbes:
                 yield
             await_all(paths, ARRIVAL_LIMIT_S)
             states = states_of(events)
+            rated = any(shift["rate_bps"] for event in events for shift in event.get("shifts", ()))
             for path, probes in zip(self.watched, paths, strict=True):
                 seen = [((probe.sent_ns + to_monotonic_ns) / NS - began_s, probe.delay_s) for probe in probes.probes()]
-                found += self._during(path, states, seen)
+                found += self._during(path, states, seen, rated)
 
     def _during(
-        self, path: ProbedPath, states: Sequence[State], probes: Sequence[tuple[float, float | None]]
+        self, path: ProbedPath, states: Sequence[State], probes: Sequence[tuple[float, float | None]], rated: bool
     ) -> list[DelayReport]:
         """One report for each delay that was asked for, of the probes that were on their way while it held."""
         groups = by_request(path, states, probes)
-        queued = any(hop.shape.rate_bps is not None for hop in path.hops)
+        queued = rated or any(hop.shape.rate_bps is not None for hop in path.hops)
         found, short = [], 0
         for asked, delays in groups.items():
             if len(delays) < ENOUGH:
@@ -262,6 +264,8 @@ class DelayProbes:
                 continue
             arrived = [delay - self.base_s[path.name] for delay in delays if delay is not None]
             doubt = path.doubt or ("with a rate jitter does not reorder" if path.in_order_s else "")
+            if path.destination in (self.spec.queues.at or ()):
+                doubt = doubt or "the recorder of the queue there takes the time stamps off"
             if len(arrived) < ENOUGH:
                 doubt = doubt or "an event may lose the probes as well"
             found.append(
@@ -316,9 +320,8 @@ def states_of(events: Iterable[Event]) -> list[State]:
         if event["event"] == "impairment":
             delays: dict[LinkEnd, float] = {}
             for shift in event["shifts"]:
-                host, _, way = shift["link"].rpartition(".")
                 if shift["delay_s"] is not None:
-                    delays[host, "up" if way == "up" else "down"] = shift["delay_s"]
+                    delays[end_of(shift["link"])] = shift["delay_s"]
             changes.append((event["t"] - event["took_s"], event["t"], delays))
     ends = [begin for begin, _, _ in changes[1:]] + [math.inf]
     return [State(since, until, delays) for (_, since, delays), until in zip(changes, ends, strict=True)]

@@ -15,7 +15,8 @@ from netem.analysis.summary import summarise
 from netem.analysis.table import delay_cell
 from netem.experiment.delays import FEWEST_PROBES, PROBES, by_request, pace, probed_paths, states_of
 from netem.kernel import distributions
-from netem.spec import Link, Topology, load_topology_text
+from netem.spec import Link, Topology, load_topology, load_topology_text
+from netem.spec.effects import end_name, trunk_ends
 from tests.unit.analysis_data import faithful_run, with_run
 
 FALSE_ALARM = 1e-4
@@ -127,6 +128,17 @@ def test_an_event_puts_its_delay_in_place_of_the_links() -> None:
     assert down.changes
     assert down.requested({}) == Requested(0.0)
     assert down.requested({("worker1", "down"): 0.007}) == Requested(0.007)
+
+
+def test_a_link_between_switches_may_change_too() -> None:
+    two_sites = load_topology("two-site")
+    end = ("site2", "to site1")
+    assert end in trunk_ends(two_sites)
+    far = [path for path in probed_paths(two_sites, {end}) if path.changes]
+    assert [path.name for path in far] == [f"worker{number} to server" for number in (2, 3, 4)]
+    shift = {"link": end_name(*end), "rate_bps": None, "delay_s": 0.025, "queue": None}
+    states = states_of([{"event": "impairment", "t": 1.0, "took_s": 0.1, "shifts": [shift]}])
+    assert [far[0].requested(state.delays).constant_s for state in states] == [0.0, 0.025]
 
 
 def test_without_ranks_paths_go_to_the_first_host_and_back() -> None:

@@ -29,6 +29,7 @@ seed: 3
 topology: {{star: {{workers: 2}}, links: [{{between: [server, sw], {server}}}, {{between: ["worker*", sw]}}]}}
 workload: {{kind: replay, chunks: 100, iterations: {iterations}, compute: 10 ms}}
 profile: paper
+latencies: reported
 transports: {{mlt: {{fixed: 0.8%}}}}
 link: {{backend: netem}}
 deadlines: {{connect: 180 s, round: 90 s}}
