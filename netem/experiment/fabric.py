@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from netem.analysis.recorded import Mask, names_of
@@ -18,11 +18,11 @@ from netem.kernel.netns import open_netlink
 from netem.kernel.veth import tx_dropped
 from netem.lab import Lab, PortPlace
 from netem.links import mask
-from netem.links.base import LossRule, Match, Port, PortHealth, Shape
+from netem.links.base import INDEX_MAX, LossRule, Match, Port, PortHealth, Shape
 from netem.links.choose import BackendChoice
 from netem.links.loss_filter import LossFilter
 from netem.links.recorded import RecordedLoss
-from netem.spec import Burst, Scenario, Step, shifted_ends
+from netem.spec import Burst, Scenario, Step, iterations_total, shifted_ends
 from netem.spec.effects import LinkEnd
 
 
@@ -105,6 +105,9 @@ class Fabric:
         self.wiring = Wiring(self.lab, topology, self.choice, self.spec.link.loss_at, shifted_ends(self.spec))
         self.ports = self.wiring.ports
         self.recorded: dict[str, RecordedLoss] = {}
+        # A round that no job of this scenario reaches. netem needs a filter for each power of two in a window.
+        netem = self.choice.loss_engine == "netem"
+        self._horizon = (1 << iterations_total(self.spec).bit_length()) - 1 if netem else INDEX_MAX
 
     def install(self, job: Job) -> None:
         """Steady state of every port for a job; counters start at zero."""
@@ -173,7 +176,7 @@ class Fabric:
                 rules = rules_for(step, "down", [rank], {rank: self.address[0]}, self.names, self.seed)
             else:
                 rules = rules_for(step, "up", self.workers, self.address, self.names, self.seed)
-            found[name] = rules
+            found[name] = tuple(replace(rule, last=min(rule.last, self._horizon)) for rule in rules)
         return found
 
     def put(self, prepared: Prepared) -> None:
