@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from netem.analysis import accounts, burst_lengths, congestion, delays, intervals, load, oracle, punctual
+from netem.analysis.altered import balance
 from netem.analysis.fates import Flow, Keys
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
 from netem.analysis.run import OrderFn, RunData, TransportRun
@@ -168,7 +169,7 @@ def _by_loss_alone(run: TransportRun) -> list[RoundRow]:
     changed = {(c.round, c.worker, c.direction) for c in run.counts if c.corrupted or c.duplicated}
     return [
         row
-        for row in (() if any(others) else run.rows)
+        for row in (() if any(others) or run.altered.ratios else run.rows)
         if row.burst
         and row.loss_requested
         and row.outcome == "ok"
@@ -246,6 +247,10 @@ def _totals(run: TransportRun) -> Check:
     one that counts steady loss. All of these are counted by direction only.
     """
     groups = [group for flow in accounts.flows(run) for group in accounts.groups_of(run, flow)]
+    altered = {way: [g for g in groups if g.direction == way] for way in ("up", "down") if run.altered.of(way)}
+    elsewhere = {way: sum(drops.get(way, 0) for drops in _drops(run)) for way in altered}
+    found = [(way, *balance(run.altered, way, those, elsewhere[way])) for way, those in altered.items() if those]
+    groups = [group for group in groups if group.direction not in altered]
     problems = [group for group in groups if group.sent != group.seen or group.missing]
     missing = 0
     explained = all(group.sent >= group.seen and group.missing >= 0 for group in problems)
@@ -258,20 +263,23 @@ def _totals(run: TransportRun) -> Check:
         explained &= before + behind <= devices + queues + uplinks + trunks
         missing += before + behind
     how = "by round" if run.by_round else "over the run"
-    detail = (
-        f"{len(groups)} sums close ({how})" if groups else "nothing to compare: packets are not counted at both ends"
-    )
+    detail = f"{len(groups)} sums close ({how})"
+    if not groups:
+        detail = "nothing to compare: packets are not counted at both ends" if not found else "with copies and damage"
     if problems and explained:
         detail += f", with {missing} packets dropped by queues and devices"
     elif problems:
         detail = f"{len(problems)} of {len(groups)} sums do not close; first: {problems[0].problem()}"
-    return Check("totals", run.name, run.repeat, explained, detail)
+    detail = "; ".join([detail, *(f"{way}: {words}" for way, _, words in found)])
+    return Check("totals", run.name, run.repeat, explained and all(ok for _, ok, _ in found), detail)
 
 
 def _unrequested(run: TransportRun) -> Check:
     """Drops that nobody asked for, by sockets and devices of a machine that is too slow for what it emulates."""
     seen = sum(count.seen for count in run.counts)
     sockets, devices = sum(row.dropped_socket or 0 for row in run.rows), sum(run.device_drops.values())
+    if run.altered.overflowed:
+        sockets = sum(run.altered.overflowed.values())
     share = (sockets + devices) / seen if seen else 0.0
     detail = (
         f"sockets dropped {sockets}, devices {devices} of {seen} packets ({share:.3%}, allowed {MAX_UNREQUESTED:.1%})"
@@ -304,7 +312,8 @@ def _saturation(run: TransportRun) -> list[Check]:
 
 def _doubts(run: TransportRun) -> Check:
     """Every packet was decided by itself and counted: no super-packets, fragments or full counter maps."""
-    found = [f"{count} {name}" for name, count in sorted(run.doubts.items()) if count]
+    damage = ("fragments", "short") if run.altered.in_front else ()  # what a flipped bit may make of a packet
+    found = [f"{count} {name}" for name, count in sorted(run.doubts.items()) if count and name not in damage]
     detail = f"doubtful: {', '.join(found)}" if found else "every packet was decided by itself and counted"
     return Check("links", run.name, run.repeat, not found, detail)
 
@@ -343,7 +352,7 @@ def _recorded_exact(run: TransportRun, data: RunData) -> Check:
     problems: list[str] = []
     compared = 0
     others = (*run.device_drops.values(), *run.queue_drops.values(), *run.uplink_drops.values())
-    for row in run.rows if not any(others) else ():
+    for row in run.rows if not any(others) and not run.altered.ratios else ():
         keys = run.recorded.get(Flow(row.direction, row.worker, row.round))
         alone = data.plan.requested(row.iteration, row.worker, row.direction, row.phase) == (0.0, False)
         usable = alone and row.outcome == "ok" and not row.dropped_socket

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from netem.analysis.altered import Altered
 from netem.analysis.burst_lengths import Lengths
 from netem.analysis.delays import DelayReport
 from netem.analysis.load import Load
@@ -45,6 +46,7 @@ class TransportRun:
         delays: what probes found of the paths' delays.
         burst_lengths: losses in a row, where a chain was asked for.
         order: the send order, where the exact course of a round is to be checked.
+        altered: what links damage and copy, as the topology asks for.
         moments: changes by time, planned and actual.
         facts: anything else that summary.json should carry for this transport (detector, phases, ...).
     """
@@ -70,6 +72,7 @@ class TransportRun:
     load: Load | None = None
     microbursts: tuple[BurstReport, ...] = ()
     queues: tuple[QueueReport, ...] = ()
+    altered: Altered = field(default_factory=Altered)
     moments: tuple[Moment, ...] = ()
     delays: tuple[DelayReport, ...] = ()
     burst_lengths: tuple[Lengths, ...] = ()

@@ -7,14 +7,17 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from netem.analysis.altered import Altered
 from netem.analysis.recorded import Mask, names_of
 from netem.analysis.records import LinkCount
+from netem.experiment.altering import altered, refused_by_direction
 from netem.experiment.delays import DelayProbes
 from netem.experiment.passages import Passage
 from netem.experiment.prepare import Job
 from netem.experiment.tally import Counted, Tally, by_known_rounds
 from netem.experiment.wiring import Wiring, chain_of
 from netem.kernel.netns import open_netlink
+from netem.kernel.refused import Refused
 from netem.kernel.veth import tx_dropped
 from netem.lab import Lab, PortPlace
 from netem.links import mask
@@ -87,6 +90,7 @@ class Fabric:
     _queues_before: dict[str, int] = field(default_factory=dict)
     _uplinks_before: dict[str, int] = field(default_factory=dict)
     _trunks_before: dict[str, int] = field(default_factory=dict)
+    _refused_before: dict[str, Refused] = field(default_factory=dict)
     _keyless: bool = False
     """Packets do not say their round: what was counted between two gates tells it."""
     _round: int | None = None
@@ -127,6 +131,7 @@ class Fabric:
         self._dropped_before = self._device_drops()
         self._queues_before, self._uplinks_before = self._queue_drops(), self._uplink_drops()
         self._trunks_before = self._trunk_drops()
+        self._refused_before = refused_by_direction(self.lab, self.spec.topology)
         self._keyless = job.key is None or (bool(self.spec.events) and self.choice.loss_engine != "bpf")
         self._round, self._last, self._tally = None, {}, {}
 
@@ -338,6 +343,11 @@ class Fabric:
     def device_drops(self) -> dict[str, int]:
         """Packets that a receiver's device, or one between switches, had no room for, since `install`, by direction."""
         return {way: count - self._dropped_before[way] for way, count in self._device_drops().items()}
+
+    def altered(self) -> Altered:
+        """What links have damaged and copied since `install`, as far as anybody counts it."""
+        topology = self.spec.topology
+        return altered(topology, self._refused_before, refused_by_direction(self.lab, topology))
 
     def _device_drops(self) -> dict[str, int]:
         ranks = self.spec.topology.ranks

@@ -238,6 +238,7 @@ def _collect(
         queue_drops=of_data(fabric.queue_drops(), traffic.queues, spec.topology.ranks),
         uplink_drops=fabric.uplink_drops(),
         trunk_drops=fabric.trunk_drops(),
+        altered=fabric.altered(),
         doubts=doubts,
         recorded=results.mask if job.key is not None else {},
         microbursts=traffic.bursts,

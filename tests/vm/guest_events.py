@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from guest_network import Traffic
@@ -9,6 +14,7 @@ from guest_ports import SENDERS, account, port_of, rule
 
 from netem.links.base import Shape
 
+HERE = Path(__file__).resolve().parent
 HELD_PACKETS, HELD_ROUNDS = 40, 6
 
 
@@ -28,4 +34,32 @@ def held_packet() -> dict[str, Any]:
         return {"sent": 2 * HELD_PACKETS * HELD_ROUNDS, "arrived": arrived, **account(port)}
 
 
-CHECKS = (held_packet,)
+def altered_run() -> dict[str, Any]:
+    """Links that damage and copy packets, see altered-vm.yaml: whole runs, with the loss by eBPF and by netem."""
+    by_netem = ("--set", "link.loss_engine=netem", "--set", "topology.links.0.down.duplicate=0%")
+    return {"bpf": _run("altered-vm.yaml"), "netem": _run("altered-vm.yaml", *by_netem)}
+
+
+def event_run() -> dict[str, Any]:
+    """Loss, rate and delay by time and by iteration, at hosts and between switches, see events-vm.yaml."""
+    return _run("events-vm.yaml")
+
+
+def _run(name: str, *more: str) -> dict[str, Any]:
+    """`dblp-netem run` of a scenario in this folder: status, output, checks of the verdict, changes."""
+    parent = Path(tempfile.mkdtemp(dir="/tmp"))
+    command = [sys.executable, "-B", "-m", "netem.cli", "run", str(HERE / name), "--out", str(parent), *more]
+    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=300, check=False)
+    (folder,) = parent.iterdir()
+    summary = folder / "summary.json"
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return {
+        "status": done.returncode,
+        "output": (done.stdout + done.stderr)[-6000:],
+        "checks": json.loads(summary.read_text())["fidelity"]["checks"] if summary.exists() else [],
+        "changes": [line for line in lines if line["event"] == "impairment"],
+        "rounds": (folder / "rounds.csv").read_text() if summary.exists() else "",
+    }
+
+
+CHECKS = (held_packet, altered_run, event_run)

@@ -17,3 +17,48 @@ def test_held_packet(measured: Measured) -> None:
     assert {(c["source"], c["kind"]): (c["seen"], c["dropped"]) for c in measured["counters"]} == {
         (SENDER, "data"): (measured["sent"], 0)
     }
+
+
+def test_altered_run(measured: Measured) -> None:
+    """Copies and damage on every kind of link: the verdict is right, and says what explains the gap."""
+    for engine, found in measured.items():
+        if engine == "took_s":
+            continue
+        assert found["status"] == 0, found["output"]
+        (totals,) = (check for check in found["checks"] if check["name"] == "totals")
+        assert "receivers' kernels refused" in totals["detail"]
+
+
+def _asked(change: dict[str, Any]) -> tuple[list[tuple[float, list[str]]], list[tuple[str, Any, Any]]]:
+    """The part of the state that is by time, or by iteration: rounds and times meet as fast as the machine is."""
+    timed = change["planned_s"] is not None
+    bursts = [(burst["loss"], burst["workers"]) for burst in change["bursts"] if (burst["loss"] != 0.6) == timed]
+    shifts = [shift for shift in change["shifts"] if (shift["link"] == "worker2.up") == timed]
+    return bursts, [(shift["link"], shift["rate_bps"], shift["delay_s"]) for shift in shifts]
+
+
+def test_event_run(measured: Measured, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every change is made, read back and undone in the order of the file, at its time; where two meet both hold."""
+    assert measured["status"] == 0, measured["output"]
+    both, one, two = ["worker1", "worker2"], ["worker1"], ["worker2"]
+    slow = [("worker2.up", 20_000_000, None)]
+    by_round = [change for change in measured["changes"] if change["planned_s"] is None]
+    assert [(change["planned_round"], *_asked(change)) for change in by_round] == [
+        (3, [(0.6, both)], []), (4, [], []),
+        (5, [], [("left to right", 10_000_000, None)]), (6, [], []),
+        (7, [], [("right to left", None, 0.03)]), (8, [], []),
+    ]  # fmt: skip
+    by_time = [change for change in measured["changes"] if change["planned_s"] is not None]
+    assert [(change["planned_s"], *_asked(change)) for change in by_time] == [
+        (1.0, [(0.5, one)], []), (1.1, [(0.5, one), (0.9, one)], []), (1.15, [(0.5, one), (0.9, one)], slow),
+        (1.2, [(0.9, one)], []), (1.3, [], []), (1.5, [(1.0, two)], []), (1.6, [], []),
+    ]  # fmt: skip
+    assert all(change["lateness_s"] >= 0.0 for change in by_time)
+    late = sorted(change["lateness_s"] for change in by_time)
+    with capsys.disabled():
+        print(
+            f"\n  vm: events by time: late by {1e3 * late[len(late) // 2]:.1f} ms, at most {1e3 * late[-1]:.1f}",
+            end=" ",
+        )
+    names = {check["name"] for check in measured["checks"]}
+    assert {"event times", "totals", "burst loss"} <= names
