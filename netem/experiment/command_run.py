@@ -84,6 +84,7 @@ def _collect(conductor: CommandConductor, job: CommandJob, folder: RunFolder, re
     results.captures += conductor.finish()
     run = conductor.result()
     results.commands.append(run)
+    results.seeded = conductor.fabric.wiring.seeded
     results.health[job.label] = {name: asdict(port.health()) for name, port in conductor.fabric.ports.items()}
     cells = [asdict(cell) for cell in run.cells]
     folder.write_json(

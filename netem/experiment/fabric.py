@@ -106,7 +106,8 @@ class Fabric:
         self.address = {rank: self.lab.hosts[name].address for rank, name in self.names.items()}
         self.workers = [rank for rank in self.names if rank]
         self.delays = DelayProbes(self.lab, self.spec)  # before there is anything to delay a packet
-        self.wiring = Wiring(self.lab, topology, self.choice, self.spec.link.loss_at, shifted_ends(self.spec))
+        at, shifted = self.spec.link.loss_at, shifted_ends(self.spec)
+        self.wiring = Wiring(self.lab, topology, self.choice, at, shifted, netem_seed=self.spec.seed)
         self.ports = self.wiring.ports
         self.recorded: dict[str, RecordedLoss] = {}
         # A round that no job of this scenario reaches. netem needs a filter for each power of two in a window.
@@ -116,6 +117,7 @@ class Fabric:
     def install(self, job: Job) -> None:
         """Steady state of every port for a job; counters start at zero."""
         self.seed = self.wiring.seed = job.config.seed
+        self.wiring.seed_ports(self.seed)
         for name, rank in self.spec.topology.ranks.items():
             flow = job.flow("down" if rank else "up")
             self.ports[name].install(self.wiring.down(name), flow, job.key, self._sources(rank))

@@ -58,6 +58,7 @@ class OpenFabric(Fabric):
         """Steady state of every port for a job; counters start at zero."""
         self.seed = job.seed
         self._job = job
+        self.wiring.seed_ports(self.seed)
         for name, port in self.ports.items():
             port.install(self.wiring.down(name), job.flow_to(name), job.key, self._senders(name))
         self.wiring.install_losses({}, None)

@@ -81,6 +81,8 @@ class Results:
     captures: list[CaptureCount] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     settings: dict[str, Any] = field(default_factory=dict)
+    seeded: bool | None = None
+    """Whether netem took the seed (`Wiring.seeded`)."""
     health: dict[str, Any] = field(default_factory=dict)
     mask: Mask = field(default_factory=dict)
     """What is lost again of an earlier run."""
@@ -246,6 +248,7 @@ def _collect(
         delays=tuple(conductor.delays),
     )
     results.runs.append(run)
+    results.seeded = fabric.wiring.seeded
     results.health[job.label] = health
 
 
@@ -330,6 +333,7 @@ def _write_manifest(
             "link_backend": choice.name,
             "loss_engine": choice.loss_engine,
             "link_reason": choice.reason,
+            "netem_random": _netem_random(results.seeded),
             "mask": {run.name: "repeatable" if run.mask_seed is not None else "none" for run in results.runs},
             "mtu_bytes": folder.spec.topology.mtu,
             "hosts": results.settings,
@@ -344,6 +348,13 @@ def _write_manifest(
             "verdicts": verdicts,
         },
     )
+
+
+def _netem_random(taken: bool | None) -> str | None:
+    """Where sch_netem's random numbers came from; None where there is no netem."""
+    if taken is None:
+        return None
+    return "seeded" if taken else "could not be seeded: that needs Linux 6.6 or newer"
 
 
 def _determinism(results: Results) -> dict[str, str]:

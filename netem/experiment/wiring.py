@@ -16,6 +16,7 @@ from netem.links.chain import GilbertElliott
 from netem.links.choose import BackendChoice
 from netem.links.loss_filter import LossFilter
 from netem.links.netem import NetemPort
+from netem.links.seeding import port_seed
 from netem.spec import LinkShape, Shift, Topology
 from netem.spec.effects import LinkEnd, shape_at
 from netem.spec.impairments import FourStateLoss
@@ -68,6 +69,8 @@ class Wiring:
     """Link directions whose rate, delay or queue will change."""
     seed: int = 0
     """Of the chains of steady losses in bursts."""
+    netem_seed: int | None = None
+    """Of netem's random numbers; None: the kernel's own."""
     ports: dict[str, Port] = field(default_factory=dict)
     """Towards the hosts that have a rank: bursts are made here."""
     side_ports: dict[str, Port] = field(default_factory=dict)
@@ -161,9 +164,14 @@ class Wiring:
         if self.choice.name == "bpf":
             return BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver)
         if self.choice.loss_engine != "bpf":
-            return NetemPort(label, netns, ifname)
+            return self._netem(label, netns, ifname)
         loss = BpfPort(label, netns, ifname, mtu=mtu, receiver=receiver, queues=False)
-        return NetemPort(label, netns, ifname, classifier=loss)
+        return self._netem(label, netns, ifname, loss)
+
+    def _netem(self, label: str, netns: str, ifname: str, classifier: Port | None = None) -> NetemPort:
+        port = NetemPort(label, netns, ifname, classifier=classifier)
+        port.seed = None if self.netem_seed is None else port_seed(self.netem_seed, label)
+        return port
 
     def _install_passage(self, passage: Passage) -> None:
         """From a host to its switch, or from a switch to another."""
@@ -180,7 +188,7 @@ class Wiring:
         if asked or shifted or (queued and not passage.from_host):
             # Four states are netem's whatever the engine of the bursts.
             own = shape.extras.loss is not None
-            port = NetemPort(passage.name, *end) if own else self._port(passage.name, *end)
+            port = self._netem(passage.name, *end) if own else self._port(passage.name, *end)
             steady = self.up(here) if passage.from_host else self.trunk(here, there)
             port.install(steady, None, None, ())
             if passage.from_host:
@@ -190,6 +198,21 @@ class Wiring:
         if shape.loss_ratio or shape.chain:
             hook: Hook = "ingress" if passage.from_host else "egress"
             self.losses[here, there] = LossFilter(place.netns, place.ifname, hook)
+
+    def seed_ports(self, seed: int) -> None:
+        """Of netem's random numbers, from each port's next `install` on."""
+        self.netem_seed = seed
+        for ports in (self.ports, self.side_ports, self.uplinks, self.trunks):
+            for port in ports.values():
+                if isinstance(port, NetemPort):
+                    port.seed = port_seed(seed, port.name)
+
+    @property
+    def seeded(self) -> bool | None:
+        """Whether the kernel took the seeds of netem's random numbers; None: no port of netem was given one."""
+        every = [*self.ports.values(), *self.side_ports.values(), *self.uplinks.values(), *self.trunks.values()]
+        known = [port.seeded for port in every if isinstance(port, NetemPort) and port.seeded is not None]
+        return all(known) if known else None
 
     def close(self) -> None:
         for ports in (self.ports, self.side_ports, self.uplinks, self.trunks):

@@ -34,6 +34,7 @@ CORR, DELAY_DIST, REORDER, CORRUPT, LOSS, RATE, ECN, RATE64 = 1, 2, 3, 4, 5, 6, 
 LATENCY64, JITTER64, SLOT, SLOT_DIST, PRNG_SEED = 10, 11, 12, 13, 14
 
 _QOPT = struct.Struct("=6I")  # latency, limit, loss, gap, duplicate, jitter
+FIXED_BYTES = _QOPT.size
 _CORR = struct.Struct("=3I")  # delay, loss, duplicate
 _PAIR = struct.Struct("=2I")  # probability, correlation
 _RATE = struct.Struct("=IiIi")  # bytes/s, packet overhead, cell size, cell overhead

@@ -13,7 +13,8 @@ its band. When there are more rules than bands (at most 15), those of one loss r
 the data of known senders in band 0 and count it.
 
 What this backend cannot do, or does differently from `bpf`:
-- Loss is random, not repeatable by a seed. Base loss hits ARP and unknown senders as well.
+- Loss is random. Linux 6.6 and later take a seed for it (`seeding`): then the same packets in the same order meet the
+  same fate. Base loss hits ARP and unknown senders as well.
 - With a rate, bands are served in strict order: during a burst, control packets overtake impaired data packets that
   wait for the rate limiter. One queue for both: `loss_engine: bpf`.
 - Jitter reorders packets, except with a rate.
@@ -49,6 +50,7 @@ from netem.links.base import (
 )
 from netem.links.change import Change, State, change, read, read_after, read_before, reading
 from netem.links.ledger import Ledger, Reading, Stretch
+from netem.links.seeding import can_seed, seeded
 from netem.links.steering import Steering, steer, watch
 from netem.links.tree import PRIO_HANDLE, combined, own_loss, tree
 
@@ -78,6 +80,10 @@ class NetemPort:
         self._netlink: Rtnetlink | None = None
         self._state = State()
         self._doubtful = False  # a change failed half-way
+        self.seed: int | None = None
+        """Of the netems' random numbers, from the next `install` on; None: the kernel's own."""
+        self.seeded: bool | None = None  # whether the kernel takes it, once that is known
+        self._changes = 0  # since `install`
         self._prepared: tuple[tuple[LossRule, ...], Change, list[Batch]] | None = None
         self._ledger = Ledger()
 
@@ -101,12 +107,18 @@ class NetemPort:
             self._mtu = link.mtu_bytes
             if self._doubtful:
                 self._remove(netlink)
-            wanted = self._tree(Steering())
+            self._changes = 0
+            wanted = self._with_seed(self._tree(Steering()), 0)
             commands = qdisc.plan(self._state.tree, wanted)
             if any(command.verb == "add" for command in commands):
                 self._state = State()
             self._doubtful = True
             self._execute(netlink, link.index, commands)
+            if self.seed is not None and self.seeded is None:
+                self.seeded = can_seed(qdisc.dump(netlink, link.index))
+                with_seed = self._with_seed(wanted, 0)
+                self._execute(netlink, link.index, qdisc.plan(wanted, with_seed))
+                wanted = with_seed
             self._state = State(link.index, wanted, self._state.steering, self._state.watch)
             self._replace_watch(netlink)
             counts = self._verified(netlink)
@@ -156,13 +168,14 @@ class NetemPort:
             before = read_before(wanted, answers)
             after, self._state = read_after(wanted, answers)
             self._doubtful = False
+        self._changes += 1
         self._open_stretches(before, after)
 
     def set_shape(self, shape: Shape) -> None:
         """See `Port.set_shape`. The base loss stays."""
         shape = replace(shape, loss_ratio=self._shape.loss_ratio, chain=self._shape.chain)
         steering = self._state.steering
-        wanted = self._tree(steering, shape)
+        wanted = self._with_seed(self._tree(steering, shape), self._changes + 1)
         if any(command.verb != "change" for command in qdisc.plan(self._state.tree, wanted)):
             raise LinkError(f"port {self.name}: it has to be installed with a rate before that can be changed")
         made = change(self._state, wanted, steering)
@@ -172,10 +185,11 @@ class NetemPort:
             read_before(made, answers)
             _, self._state = read_after(made, answers)
             self._shape, self._doubtful = shape, False
+        self._changes += 1
 
     def _laid_out(self, rules: tuple[LossRule, ...]) -> tuple[tuple[LossRule, ...], Change, list[Batch]]:
         steering = self._steer(rules)
-        wanted = change(self._state, self._tree(steering), steering)
+        wanted = change(self._state, self._with_seed(self._tree(steering), self._changes + 1), steering)
         with self._kernel("set the loss") as netlink:
             return rules, wanted, netlink.lay_out(wanted.requests)
 
@@ -280,6 +294,11 @@ class NetemPort:
             return tree(shape, self._mtu, [base, *(combined(base, ratio) for ratio in rules)])
         except ValueError as error:
             raise LinkError(f"port {self.name}: {error}") from error
+
+    def _with_seed(self, wanted: qdisc.Tree, number: int) -> qdisc.Tree:
+        if self.seed is None or not self.seeded:
+            return wanted
+        return seeded(wanted, self._state.tree, self.seed, number)
 
     def _open_stretches(self, before: Reading, after: Reading) -> None:
         steering, watching = self._state.steering, self._state.watch

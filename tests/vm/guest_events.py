@@ -57,6 +57,7 @@ def _run(name: str, *more: str) -> dict[str, Any]:
         "status": done.returncode,
         "output": (done.stdout + done.stderr)[-6000:],
         "checks": json.loads(summary.read_text())["fidelity"]["checks"] if summary.exists() else [],
+        "manifest": json.loads((folder / "manifest.json").read_text()),
         "changes": [line for line in lines if line["event"] == "impairment"],
         "rounds": (folder / "rounds.csv").read_text() if summary.exists() else "",
     }

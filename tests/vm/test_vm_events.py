@@ -60,5 +60,8 @@ def test_event_run(measured: Measured, capsys: pytest.CaptureFixture[str]) -> No
             f"\n  vm: events by time: late by {1e3 * late[len(late) // 2]:.1f} ms, at most {1e3 * late[-1]:.1f}",
             end=" ",
         )
+    release = tuple(int(part) for part in measured["manifest"]["kernel"].split()[1].split(".")[:2])
+    said = "seeded" if release >= (6, 6) else "could not be seeded: that needs Linux 6.6 or newer"
+    assert measured["manifest"]["netem_random"] == said
     names = {check["name"] for check in measured["checks"]}
     assert {"event times", "totals", "burst loss"} <= names
