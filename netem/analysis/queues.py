@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 Records = NDArray[Any]
 """Structured: time_in_ns, time_out_ns (0: dropped), bytes, kind."""
 IntArray = NDArray[np.int64]
+BUSY_PACKETS = 20
+"""Fewer that waited say nothing of a rate."""
 IN_FLIGHT_FRAMES = 2
 """Packets that are counted while they are on their way into the queue or out of it, beyond its limit."""
 CSV_HEADER = "time_s,kind,bytes,depth_bytes,depth_packets,sojourn_s,dropped"
@@ -93,6 +95,8 @@ class QueueReport:
     sojourn_max_s: float | None
     drops_by_kind: dict[str, int]
     drops_in_burst: float | None
+    busy_rate_bps: float | None = None
+    """Link-layer bits per second while packets waited: what the rate was when it mattered; None: they hardly did."""
 
     @property
     def dropped(self) -> int:
@@ -126,6 +130,20 @@ def of_data(drops: Mapping[str, int], queues: Sequence[QueueReport], ranks: Mapp
             direction = "down" if ranks[queue.host] else "up"
             found[direction] = max(0, found[direction] - queue.dropped + queue.dropped_of("data"))
     return found
+
+
+def busy_rate_bps(records: Records) -> float | None:
+    """Of the packets that had entered before the one in front of them left, so that the queue was never empty.
+
+    The first packets of a busy time, which a token bucket lets go at once, are not among them.
+    """
+    left = passed(records)
+    left = left[np.argsort(left["time_out_ns"], kind="stable")]
+    waited = left["time_in_ns"][1:] < left["time_out_ns"][:-1]
+    took_ns = int(np.diff(left["time_out_ns"])[waited].sum())
+    if np.count_nonzero(waited) < BUSY_PACKETS or not took_ns:
+        return None
+    return 8e9 * int(left["bytes"][1:][waited].sum()) / took_ns
 
 
 def passed(records: Records) -> Records:
@@ -214,6 +232,7 @@ def report(
         sojourn_mean_s=float(sojourn.mean()) if len(sojourn) else None,
         sojourn_p99_s=float(np.quantile(sojourn, 0.99)) if len(sojourn) else None,
         sojourn_max_s=float(sojourn.max()) if len(sojourn) else None,
+        busy_rate_bps=busy_rate_bps(records),
         drops_by_kind={
             kind: int((dropped["kind"] == number).sum())
             for number, kind in enumerate(kinds)

@@ -72,6 +72,7 @@ def test_drops_are_those_of_the_queue_and_told_apart(incast: Path) -> None:
         assert flows["microburst"]["dropped"] > 100
         assert flows["background"]["packets_in"] > 0
         assert queue["dropped"] == queue["counted_drops"] == sum(flow["dropped"] for flow in flows.values())
+        assert queue["busy_rate_bps"] > 1e6  # type: ignore[operator]
         assert 60_000 < queue["peak_bytes"] <= 65_536 + 2 * 1514  # type: ignore[operator]
         stats = json.loads((incast / f"stats/{transport}-r0.json").read_text())
         assert stats["queue_drops"]["up"] == flows["data"]["dropped"], "of the workload alone"

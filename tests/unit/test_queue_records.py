@@ -221,3 +221,14 @@ def test_windows_cover_what_was_asked_and_is_not_over(asked: list[tuple[int, int
     if len(windows) <= MAX_WINDOWS:
         for first, last in found:
             assert all(any(s <= moment <= e for s, e in windows) for moment in (first, last))
+
+
+def test_the_rate_is_that_of_the_times_when_packets_waited() -> None:
+    busy = [(n, 1500, 1) for n in range(4)]
+    rows = [(start + time, size, kind) for start in range(0, 100_000_000, 10_000_000) for time, size, kind in busy]
+    found = report(drop_tail(rows), [])
+    assert found.busy_rate_bps == pytest.approx(RATE_BPS), "the pauses of 4 ms between them do not count"
+    assert found.to_json()["busy_rate_bps"] == found.busy_rate_bps
+    apart = [(n * 2_000_000, 1500, 1) for n in range(100)]
+    assert report(drop_tail(apart), []).busy_rate_bps is None
+    assert report(drop_tail(busy), []).busy_rate_bps is None, "too few"
