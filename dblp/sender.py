@@ -24,6 +24,7 @@ import numpy as np
 from dblp.chunks import BoolArray, IntArray, unpack_bits
 from dblp.early import lacking, silent
 from dblp.errors import LocalProtocolError, PeerProtocolError
+from dblp.pacing import PACE_SLACK_S, paced_batch
 from dblp.wire import Bitmap, Probe, Stop
 
 MAX_PASS = 0xFFFF
@@ -33,8 +34,6 @@ REPROBE_GROWTH, REPROBE_GROWTH_STEPS = 1.25, 10
 RTT_GROWTH = 1.05
 LONG_PATH, PROBES_UNDER_WAY = 2, 8
 """A path is long where a round trip holds so many overruns; near the end so many probes are under way on it."""
-PACE_QUANTUM_S, PACE_SLACK_S = 0.001, 0.02
-"""A paced sender sends so much at once, and makes up for being late by so much: timers and cores are not exact."""
 
 
 class SenderState(Enum):
@@ -157,7 +156,7 @@ class Sender:
             if now < self._due:
                 self._resume_at = self._due
                 return None
-            limit = min(limit, max(1, int(self.pace_hz * PACE_QUANTUM_S)))
+            limit = min(limit, paced_batch(self.pace_hz, now - self._due))
         start, ahead = self._at, self._ahead(now)
         end = min(start + min(limit, self.window - (self.sent - self._answered), ahead), len(self._queue))
         batch: Batch | None = None

@@ -13,6 +13,7 @@ from dblp.datagrams import DataSocket, PacketBuffer
 from dblp.dtypes import WireArray
 from dblp.errors import RoundTimeout
 from dblp.io import clock, path_rtt_s, runqueue_s, since
+from dblp.pacing import overrun_of
 from dblp.receiver import Receiver, ReceiverState
 from dblp.sender import Sender
 from dblp.wire import IP_UDP_BYTES, Bitmap, Frame, Probe, Stop
@@ -48,6 +49,7 @@ def make_sender(
     """The state machine for one direction of one round of worker `rank`, as the profile says."""
     profile, data = config.profile, _data(link)
     chunks = data.layout.chunks
+    pace_hz = profile.pace_bps / (8 * (data.stride + IP_UDP_BYTES[4])) if profile.pace_bps else None
     order = send_order(profile.send_order, chunks, seed=config.seed, round_=round_, rank=rank, direction=direction)
     return Sender(
         round_,
@@ -61,8 +63,8 @@ def make_sender(
         rtt_s=link.rtt_s,
         need=need(chunks, tolerance, profile.threshold),
         path_rtt_s=path_rtt_s(link.control.sock),
-        overrun=2 * data.segments,
-        pace_hz=profile.pace_bps / (8 * (data.stride + IP_UDP_BYTES[4])) if profile.pace_bps else None,
+        overrun=overrun_of(data.segments, pace_hz),
+        pace_hz=pace_hz,
     )
 
 

@@ -13,13 +13,25 @@ ROOT = Path(__file__).resolve().parents[2]
 DBLP_LEVELS = {
     "errors": 0, "dtypes": 0,
     "wire": 1, "chunks": 1, "tolerance": 1, "config": 1, "reducer": 1, "mmsg": 1,
-    "early": 2, "sender": 3, "receiver": 2, "options": 2, "events": 2, "data": 2, "tensors": 2,
+    "early": 2, "pacing": 1, "sender": 3, "receiver": 2, "options": 2, "events": 2, "data": 2, "tensors": 2,
     "io": 3, "models": 3,
     "datagrams": 4, "workload": 4,
     "collective": 5,
     "train": 6,
 }  # fmt: skip
-SANS_IO = {"errors", "dtypes", "wire", "chunks", "tolerance", "reducer", "options", "early", "sender", "receiver"}
+SANS_IO = {
+    "errors",
+    "dtypes",
+    "wire",
+    "chunks",
+    "tolerance",
+    "reducer",
+    "options",
+    "early",
+    "pacing",
+    "sender",
+    "receiver",
+}
 FORBIDDEN_IN_SANS_IO = {
     "socket", "socketserver", "select", "selectors", "asyncio", "ssl",
     "time", "threading", "multiprocessing", "concurrent", "random", "secrets", "torch",
@@ -27,7 +39,19 @@ FORBIDDEN_IN_SANS_IO = {
 MAY_IMPORT_TORCH = {"dblp.train", "dblp.models", "dblp.data", "dblp.hook", "dblp.tensors"}
 NETEM_WITHOUT_DBLP = ("netem.kernel", "netem.links", "netem.spec", "netem.lab", "netem.traffic")
 NETEM_WITH_DBLP = ("netem.experiment", "netem.analysis", "netem.cli")
-DBLP_PURE = {"errors", "dtypes", "wire", "chunks", "tolerance", "config", "options", "early", "sender", "receiver"}
+DBLP_PURE = {
+    "errors",
+    "dtypes",
+    "wire",
+    "chunks",
+    "tolerance",
+    "config",
+    "options",
+    "early",
+    "pacing",
+    "sender",
+    "receiver",
+}
 
 
 def _module_name(path: Path) -> str:
