@@ -38,6 +38,9 @@ class Match:
         if len(self.value) != len(self.mask) or not 0 <= self.offset <= 256 - len(self.value):
             raise ValueError(f"{self}: expected value and mask of one length within the first 256 bytes")
 
+    def __str__(self) -> str:
+        return f"{self.offset}:{self.value.hex()}/{self.mask.hex()}"
+
     def bytewise(self) -> dict[int, tuple[int, int]]:
         """offset -> (value, mask), where the mask is not 0."""
         pairs = zip(self.value, self.mask, strict=True)
@@ -53,12 +56,18 @@ class Filter:
     target: int
     matches: tuple[Match, ...]
 
+    def __str__(self) -> str:
+        """Short: each request about a filter names it, and few of them fail."""
+        where = f"priority {self.priority} at {qdisc.show(self.parent)} to {qdisc.show(self.target)}"
+        return f"filter of {where} ({', '.join(map(str, self.matches))})"
+
     def bytewise(self) -> dict[int, tuple[int, int]]:
         found: dict[int, tuple[int, int]] = {}
         for match in self.matches:
-            if found.keys() & match.bytewise().keys():
+            own = match.bytewise()
+            if found.keys() & own.keys():
                 raise ValueError(f"{self}: two matches on one byte")
-            found |= match.bytewise()
+            found |= own
         return found
 
     @cached_property

@@ -67,6 +67,7 @@ def change(before: State, tree: Tree, steering: Steering) -> Change:
     `after` lacks the handles of its filters, which the kernel chooses: `read_after` gives them.
     """
     index = before.ifindex
+    tree = tuple(old if old == new else new for old, new in zip(before.tree, tree, strict=True))  # keeps its `reported`
     after = State(index, tree, steering, before.watch)
     for part in after.netems:
         part.reported  # noqa: B018  # worked out now, and not when the answers are to be compared with it
