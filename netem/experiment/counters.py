@@ -16,6 +16,7 @@ from netem.lab import Lab
 from netem.lab.standing import Lost
 from netem.links.ledger import split_drops
 from netem.links.loss_filter import LossFilter
+from netem.links.tree import stats_of
 
 NETEM = "netem"
 
@@ -125,6 +126,7 @@ def _queues(found: Mapping[int, qdisc.Found]) -> tuple[int, int]:
     for each in found.values():
         if each.kind == NETEM:
             options = netem_options.decode(each.options)
-            split = split_drops(each.stats.seen, each.stats.dropped, options.loss_ratio, options.clustering)
+            stats = stats_of(found, each)
+            split = split_drops(stats.seen, stats.dropped, options.loss_ratio, options.clustering)
             lost, over = lost + split[0], over + split[1]
     return max(over, total - lost), lost

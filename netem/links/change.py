@@ -16,7 +16,7 @@ from netem.kernel.rtnetlink import Answer, Request
 from netem.kernel.u32 import Filter
 from netem.links.ledger import Part, Reading
 from netem.links.steering import Steering
-from netem.links.tree import PRIO_HANDLE, netem_handle
+from netem.links.tree import PRIO_HANDLE, stats_of
 
 Label = tuple[int, Part]
 
@@ -45,7 +45,7 @@ class State:
 
     @property
     def bands(self) -> bool:
-        return any(isinstance(part, Prio) for part in self.tree)
+        return any(isinstance(part, Prio) and part.handle == PRIO_HANDLE for part in self.tree)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def read(state: State, answers: Iterable[Answer]) -> tuple[Reading, tuple[int, .
             filters.append(found)
     there = qdisc.by_handle(qdiscs)
     qdisc.verify(there, state.tree)
-    stats: dict[int, Stats] = {band: there[netem_handle(band)].stats for band in range(len(state.netems))}
+    stats: dict[int, Stats] = {band: stats_of(there, part) for band, part in enumerate(state.netems)}
     matched = u32.verify(filters, state.filters)
     hits: dict[Label, int] = {}
     for label, entry in zip(state.labels, matched, strict=True):

@@ -6,6 +6,8 @@ The qdiscs at the egress of the switch port, steady from `install` on and only c
                              - band 1: netem 101:  one band for each loss rule (two for match "all"): base loss
                              - ...                 and the rule's; equal delay, jitter and limit in all bands
 
+A netem with ECN has a prio of two bands above it: it counts drops alone, netem marks as well (`tree.stats_of`).
+
 A change is one batch of netlink messages, which the kernel does in one system call (see `change`).
 
 u32 filters steer a rule's packets (sender, protocol, ports and, where the rule has a window, the index field) into

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from netem.kernel import qdisc
 from netem.kernel.loss_models import U32_MAX, FourState, GilbertElliott, Loss
 from netem.kernel.netem_options import NetemOptions, Rate
-from netem.kernel.qdisc import Netem, Prio, Tbf, Tree, handle
+from netem.kernel.qdisc import Found, Netem, Prio, Stats, Tbf, Tree, handle
 from netem.links.base import Shape
 from netem.links.bucket import QUEUE_BYTES, bucket_bytes
 
@@ -24,6 +24,11 @@ IN_ORDER = Rate(U32_MAX)
 
 def netem_handle(band: int) -> int:
     return handle(0x100 + band)
+
+
+def above_handle(band: int) -> int:
+    """Of the qdisc that tells drops from marks, above the netem of a band with ECN."""
+    return handle(0x200 + band)
 
 
 def limit_packets(shape: Shape, mtu: int) -> int:
@@ -73,8 +78,23 @@ def tree(shape: Shape, mtu: int, losses: Sequence[Loss]) -> Tree:
             slot=extras.slot,
             ecn=extras.ecn,
         )
+        if extras.ecn:
+            parts.append(Prio(above_handle(band), place, 2))
+            place = above_handle(band) | 1
         parts.append(Netem(netem_handle(band), place, options))
     return tuple(parts)
+
+
+def stats_of(found: Mapping[int, Found], netem: Netem | Found) -> Stats:
+    """What a netem has passed and dropped. With ECN it counts marked packets as passed and as drops; the qdisc above it
+    counts only what did not come in (net/sched/sch_netem.c, netem_enqueue; sch_prio.c, prio_enqueue).
+    """
+    own = found[netem.handle].stats
+    above = found.get(netem.parent & ~0xFFFF)
+    if above is None or above.handle != above_handle(netem.handle - netem_handle(0) >> 16):
+        return own
+    marked = max(0, own.dropped - above.stats.dropped)
+    return own._replace(seen=own.seen - marked, dropped=own.dropped - marked)
 
 
 def _own_rate(shape: Shape) -> Rate | None:

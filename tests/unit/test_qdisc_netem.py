@@ -84,8 +84,10 @@ def test_a_link_with_all_that_netem_can_do() -> None:
     )  # fmt: skip
     shape = Shape(delay_us=5, jitter_us=2, rate_bps=8000, extras=extras)
     assert extras.loss is not None
-    (netem,) = tree(shape, 1500, [extras.loss])
+    above, netem = tree(shape, 1500, [extras.loss])
+    assert isinstance(above, Prio)
     assert isinstance(netem, Netem)
+    assert (above.parent, netem.parent) == (qdisc.ROOT, above.handle | 1), "it tells drops from marks"
     assert netem.options == NetemOptions(
         7, 5000, 2000, 0.0, (1, 2), extras.loss, 0.1, 0.3, 4, 0.2, Rate(1000, Overhead(24)), Slot(1, 2), True
     )

@@ -12,7 +12,8 @@ from typing import Any
 from guest_network import Traffic
 from guest_ports import SENDERS, account, port_of, rule
 
-from netem.links.base import Shape
+from netem.kernel import netns
+from netem.links.base import Extras, Shape
 
 HERE = Path(__file__).resolve().parent
 HELD_PACKETS, HELD_ROUNDS = 40, 6
@@ -32,6 +33,28 @@ def held_packet() -> dict[str, Any]:
             port.set_loss([])
             arrived += len(traffic.receive(quiet_s=0.3))
         return {"sent": 2 * HELD_PACKETS * HELD_ROUNDS, "arrived": arrived, **account(port)}
+
+
+def ecn() -> dict[str, Any]:
+    """A loss of 30 % that marks instead: 1,000 packets that can be marked, then 1,000 that cannot."""
+    found: dict[str, Any] = {}
+    shape = Shape(loss_ratio=0.3, extras=Extras(ecn=True))
+    for name in ("bands", "alone"):
+        with port_of(shape) as (port, network), Traffic(network, SENDERS[0]) as traffic:
+            if name == "alone":
+                port.install(shape, None, None, ())
+            for capable in (True, False):
+                traffic.ecn(capable)
+                found[f"{name} {capable}"] = {"received": traffic.count(1_000), **account(port)}
+            found[f"{name} marked"] = marked(network.far.netns)
+    return found
+
+
+def marked(space: str) -> int:
+    """Packets that came in with "congestion experienced" (IpExt InCEPkts)."""
+    text = netns.call_in(space, Path("/proc/thread-self/net/netstat").read_text)
+    names, values = (line.split() for line in text.splitlines() if line.startswith("IpExt:"))
+    return int(values[names.index("InCEPkts")])
 
 
 def altered_run() -> dict[str, Any]:
@@ -63,4 +86,4 @@ def _run(name: str, *more: str) -> dict[str, Any]:
     }
 
 
-CHECKS = (held_packet, altered_run, event_run)
+CHECKS = (held_packet, ecn, altered_run, event_run)

@@ -108,6 +108,10 @@ class Traffic:
         for sequence in range(count):
             self._out.sendto(HEADER.pack(1, index, sequence, 0, 0) + filling, (RECEIVER, port))
 
+    def ecn(self, capable: bool) -> None:
+        """Whether what is sent says that it may be marked instead of dropped (RFC 3168: ECT(0))."""
+        self._out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 2 if capable else 0)
+
     def receive(self, *, quiet_s: float, first_s: float = 0, other: bool = False) -> list[tuple[int, float]]:
         """(index, arrival) of all packets until none arrives for `quiet_s`, for the first one at least `first_s`."""
         sock = self._other_in if other else self._data_in

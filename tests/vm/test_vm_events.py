@@ -19,6 +19,24 @@ def test_held_packet(measured: Measured) -> None:
     }
 
 
+@pytest.mark.parametrize("tree", ["bands", "alone"])
+@pytest.mark.check("ecn")
+def test_a_mark_is_no_drop(measured: Measured, tree: str) -> None:
+    """A mark is no drop: what the port says it saw and dropped is what was sent and did not arrive."""
+    capable, not_capable = measured[f"{tree} True"], measured[f"{tree} False"]
+    assert capable["received"] == 1_000
+    assert 200 < measured[f"{tree} marked"] < 400
+    assert _sums(capable) == (1_000, 0)
+    lost = 1_000 - not_capable["received"]
+    assert 200 < lost < 400
+    assert _sums(not_capable) == (2_000, lost)
+    assert not_capable["health"]["queue_dropped"] == 0
+
+
+def _sums(account: dict[str, Any]) -> tuple[int, int]:
+    return sum(c["seen"] for c in account["counters"]), sum(c["dropped"] for c in account["counters"])
+
+
 def test_altered_run(measured: Measured) -> None:
     """Copies and damage on every kind of link: the verdict is right, and says what explains the gap."""
     for engine, found in measured.items():
