@@ -30,12 +30,14 @@ SPIN_S = 1.0
 _IDLE = """\
 name: calibration-idle
 topology: {star: {workers: 1}}
+latencies: reported
 workload: {kind: replay, chunks: 64, iterations: 200, compute: 2 ms}
 transports: {mlt: {fixed: 0%}}
 """
 _BULK = """\
 name: calibration-bulk
 topology: {star: {workers: 1}}
+latencies: reported
 workload: {kind: replay, chunks: 5000, iterations: 12}
 transports: {mlt: {fixed: 0%}}
 """
