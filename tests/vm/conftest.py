@@ -25,7 +25,7 @@ from netem.vm.virtme import Tools, Virtme
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GUEST_LIMIT_S = 1200  # 90 s where a core is free; it shares them with whatever runs beside it
-EMULATED_CHECKS = ("kernel", "delay", "loss_90", "change_in_place", "every_option", "burst_run", "rootless_run")
+EMULATED_CHECKS = ("kernel", "delay", "loss_90", "change_in_place", "every_option", "burst_run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
