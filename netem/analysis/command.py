@@ -8,15 +8,9 @@ from functools import partial
 from typing import Any
 
 from netem.analysis import congestion, delays, expect, intervals
+from netem.analysis.check import Check, Fidelity, Statistical
 from netem.analysis.delays import DelayReport
-from netem.analysis.fidelity import (
-    MAX_UNREQUESTED,
-    Check,
-    Fidelity,
-    Statistical,
-    delay_checks,
-    unjudged_delays,
-)
+from netem.analysis.fidelity import MAX_UNREQUESTED, delay_checks, unjudged_delays
 from netem.analysis.queues import BurstReport, QueueReport
 from netem.analysis.run import CaptureCount
 from netem.analysis.stats import latency

@@ -5,55 +5,20 @@ Statistical checks share one false-alarm budget (see `intervals`); all others ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
-
-import numpy as np
 
 from netem.analysis import accounts, burst_lengths, congestion, delays, intervals, load, oracle, punctual
 from netem.analysis.altered import balance
-from netem.analysis.fates import Flow, Keys
+from netem.analysis.check import Check, Fidelity, Statistical
+from netem.analysis.course import by_loss_alone, mask_exact, recorded_exact
 from netem.analysis.records import LinkCount, RoundRow, counts_by_flow
-from netem.analysis.run import OrderFn, RunData, TransportRun
+from netem.analysis.run import RunData, TransportRun
 from netem.spec.loss import BurstyLoss
 
 MIN_ROUNDS_FOR_PASSES = 5
 MAX_UNREQUESTED = 0.001
 """Share of the packets that sockets and devices may drop on their own."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check of one transport's run. The numbers are there where the check compares a ratio with an
-    interval.
-    """
-
-    name: str
-    transport: str
-    repeat: int
-    ok: bool
-    detail: str
-    requested: float | None = None
-    achieved: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-Statistical = Callable[[float], Check]
-"""False-alarm rate -> check."""
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    faithful: bool
-    false_alarm: float
-    statistical_checks: int
-    checks: tuple[Check, ...]
-
-    @property
-    def failed(self) -> list[Check]:
-        return [check for check in self.checks if not check.ok]
 
 
 def fidelity(data: RunData) -> Fidelity:
@@ -153,7 +118,7 @@ def passes_comparable(run: TransportRun, data: RunData) -> list[tuple[RoundRow, 
     the loss has dropped packets.
     """
     found: list[tuple[RoundRow, oracle.Passes]] = []
-    for row in _by_loss_alone(run) if run.stop_and_wait else ():
+    for row in by_loss_alone(run) if run.stop_and_wait else ():
         loss = row.loss_requested
         if not loss or isinstance(loss, BurstyLoss):  # in bursts, the chunks of a pass are not independent
             continue
@@ -161,22 +126,6 @@ def passes_comparable(run: TransportRun, data: RunData) -> list[tuple[RoundRow, 
         if expected is not None:
             found.append((row, expected))
     return found
-
-
-def _by_loss_alone(run: TransportRun) -> list[RoundRow]:
-    """Completed burst rounds in which nothing but the loss took packets away, or brought more."""
-    others = (*run.device_drops.values(), *run.queue_drops.values(), *run.uplink_drops.values())
-    changed = {(c.round, c.worker, c.direction) for c in run.counts if c.corrupted or c.duplicated}
-    return [
-        row
-        for row in (() if any(others) or run.altered.ratios else run.rows)
-        if row.burst
-        and row.loss_requested
-        and row.outcome == "ok"
-        and row.passes is not None
-        and not row.dropped_socket
-        and (row.round, row.worker, row.direction) not in changed
-    ]
 
 
 def _passes(run: TransportRun, rows: Sequence[tuple[RoundRow, oracle.Passes]], false_alarm: float) -> Check:
@@ -199,9 +148,9 @@ def _exact(run: TransportRun, data: RunData) -> list[Check]:
     if run.reliable_broadcast and run.epochs:
         checks.append(_replicas(run))
     if run.stop_and_wait and run.mask_seed is not None and run.order is not None:
-        checks.append(_mask_exact(run, data))
+        checks.append(mask_exact(run, data))
     if run.recorded and run.stop_and_wait and run.order is not None:
-        checks.append(_recorded_exact(run, data))
+        checks.append(recorded_exact(run, data))
     return checks
 
 
@@ -345,56 +294,3 @@ def _replicas(run: TransportRun) -> Check:
     epochs = len({row.epoch for row in run.epochs})
     detail = f"bit-identical after all {epochs} epochs" if not bad else f"not identical after epochs {bad}"
     return Check("replicas", run.name, run.repeat, not bad, detail)
-
-
-def _recorded_exact(run: TransportRun, data: RunData) -> Check:
-    """The same of a recorded mask: a round in which nothing else loses takes the course that the list says."""
-    problems: list[str] = []
-    compared = 0
-    others = (*run.device_drops.values(), *run.queue_drops.values(), *run.uplink_drops.values())
-    for row in run.rows if not any(others) and not run.altered.ratios else ():
-        keys = run.recorded.get(Flow(row.direction, row.worker, row.round))
-        alone = data.plan.requested(row.iteration, row.worker, row.direction, row.phase) == (0.0, False)
-        usable = alone and row.outcome == "ok" and not row.dropped_socket
-        if keys is None or not usable or not row.chunks or not row.delivered or run.order is None:
-            continue
-        compared += 1
-        problems += _unlike(row, run.order, recorded_drop(keys), "list")
-    detail = problems[0] if problems else f"{compared} rounds equal the recorded losses' prediction to the packet"
-    return Check("recorded mask", run.name, run.repeat, not problems, detail)
-
-
-def _unlike(row: RoundRow, order: OrderFn, drop: oracle.DropFn, source: str) -> list[str]:
-    """Where a round's course is not the one that these losses make, what `source` says of it."""
-    assert row.chunks is not None
-    assert row.delivered is not None
-    sent = order(row.round, row.worker, row.direction, row.chunks)
-    want = oracle.predict(sent, row.delivered, row.chunks, drop)
-    if (want.passes, want.packets_at_need) == (row.passes, row.packets_at_need):
-        return []
-    return [
-        f"round {row.round}, worker {row.worker} {row.direction}: {row.passes} passes and "
-        f"{row.packets_at_need} packets, the {source} says {want.passes} and {want.packets_at_need}"
-    ]
-
-
-def recorded_drop(keys: Keys) -> oracle.DropFn:
-    """The decision of a recorded mask on one flow of one round."""
-    return lambda sequence, number: np.isin(sequence.astype(np.uint64) << np.uint64(16) | np.uint64(number), keys)
-
-
-def _mask_exact(run: TransportRun, data: RunData) -> Check:
-    """Passes and packets up to the completing chunk are what the loss mask says, to the packet."""
-    problems: list[str] = []
-    compared = 0
-    for row in _by_loss_alone(run):
-        loss = row.loss_requested
-        if run.order is None or run.mask_seed is None or loss is None or not row.chunks or not row.delivered:
-            continue
-        if row.packets_at_need is None:
-            continue
-        compared += 1
-        drop = oracle.mask_drop(run.mask_seed, row.direction, row.worker, row.round, loss)
-        problems += _unlike(row, run.order, drop, "mask")
-    detail = problems[0] if problems else f"{compared} burst rounds equal the mask's prediction to the packet"
-    return Check("mask", run.name, run.repeat, not problems, detail)

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from netem.analysis import congestion, delays, expect, load
-from netem.analysis.fidelity import Fidelity, fidelity
+from netem.analysis.check import Fidelity
+from netem.analysis.fidelity import fidelity
 from netem.analysis.merge import LossPlan
 from netem.analysis.oracle import Packets, passes
 from netem.analysis.records import RoundRow, counts_by_flow

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from netem.analysis import oracle
+from netem.analysis.course import recorded_drop
 from netem.analysis.fates import Flow
-from netem.analysis.fidelity import fidelity, recorded_drop
+from netem.analysis.fidelity import fidelity
 from netem.analysis.recorded import COLUMNS, MaskError, joined, names_of, read_mask, write_mask
 from tests.unit.analysis_data import SEED, FakeBurst, faithful_run, order_of, plan, with_run
 
