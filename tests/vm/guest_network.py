@@ -8,9 +8,11 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 
-from netem.kernel import netns, veth
+from netem.kernel import netns, sysctl, veth
 from netem.kernel.netns import call_in, open_netlink
+from netem.lab.build import NO_IPV6
 
 RECEIVER = "10.77.0.1"
 DATA_PORT = 29601  # the window 29600..29699 that a server's DBLP ports lie in
@@ -35,6 +37,7 @@ class Network:
             for name in (self.near.netns, self.far.netns):
                 netns.create(name)
                 self._stack.callback(netns.remove, name)
+                call_in(name, partial(sysctl.write_here, NO_IPV6))  # what the kernel sends by itself would be counted
             with closing(netns.open_inside(self.near.netns)) as inside:
                 veth.create(inside.netlink, [veth.Pair(self.near, self.far, self.mtu)])
             with open_netlink(self.near.netns) as ipr:
