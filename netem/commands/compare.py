@@ -30,6 +30,8 @@ OtherFolder = Annotated[
         show_default=False,
     ),
 ]
+MACHINE_KEYS = ("link", "latencies", "deadlines")
+"""Keys of a scenario that say how a machine carries it out; what happens to packets does not depend on them."""
 _NO_FATES = (
     "no fates to compare: that needs captures from before and after the loss. Run with --set capture.both=true, and "
     "with capture.at and capture.rounds in the scenario."
@@ -80,11 +82,14 @@ def compare(
 
 def _scenario(one: Run, other: Run) -> Line:
     hashes = (one.scenario_hash[:12], other.scenario_hash[:12])
+    differing = [name for name in type(one.spec).model_fields if getattr(one.spec, name) != getattr(other.spec, name)]
+    equal = hashes[0] == hashes[1] or set(differing) <= set(MACHINE_KEYS)
     detail = f"{hashes[0]} and {hashes[1]}"
-    equal = hashes[0] == hashes[1]
-    if equal or (equal := one.spec.model_copy(update={"link": other.spec.link}) == other.spec):
-        but = "" if hashes[0] == hashes[1] else " but for `link`"
+    if equal:
+        but = f" but for {', '.join(f'`{name}`' for name in differing)}" if differing else ""
         detail = f"the same{but}, seed {one.spec.seed}; links {one.backend or '?'} and {other.backend or '?'}"
+    else:
+        detail += f": {', '.join(f'`{name}`' for name in differing)}"
     return Line("scenario", equal, detail, data={"sha256": [one.scenario_hash, other.scenario_hash]})
 
 

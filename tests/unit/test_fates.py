@@ -229,6 +229,15 @@ def test_another_seed_is_another_scenario(tmp_path: Path) -> None:
     assert main(["compare", str(run_folder(tmp_path / "a")), str(run_folder(tmp_path / "b", seed=8))]) == 1
 
 
+def test_what_a_machine_needs_makes_no_other_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `dblp-netem vm` sets it."""
+    a, b = run_folder(tmp_path / "a"), run_folder(tmp_path / "b")
+    resolved = b / "scenario.resolved.yaml"
+    resolved.write_text(resolved.read_text().replace("latencies: judged", "latencies: reported"))
+    assert main(["compare", str(a), str(b)]) == 0
+    assert "the same but for `latencies`, seed 7" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("profile", "status"), [("paper", 1), ("recommended", 0)])
 def test_delivered_sets_count_under_stop_and_wait(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], profile: str, status: int
