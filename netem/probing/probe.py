@@ -9,6 +9,7 @@ call each way (udp(7), UDP_SEGMENT; recvmmsg(2)): a machine with one core is the
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import socket
@@ -22,13 +23,12 @@ from numpy.typing import NDArray
 
 from netem.kernel.errors import KernelError, attempting
 from netem.traffic.plan import HEADERS_BYTES, NS
+from netem.traffic.probe import SO_TIMESTAMPNS
 from netem.traffic.source import MAX_DATAGRAM_BYTES, MAX_SEGMENTS, SOL_UDP, UDP_SEGMENT
 
 ROUND = 40
 """Of all probe packets: the index that rules with a window ask for."""
 ECT_0, CE = 2, 3  # the two bits of ECN in the type of service (RFC 3168)
-SO_TIMESTAMPNS = 35  # asm-generic/socket.h
-MSG_DONTWAIT = 0x40
 _SLOTS, _READ_BYTES, _CONTROL_BYTES = 1024, 32, 64
 _DRAIN_EVERY = 512  # packets: a receiver's buffer holds many times that
 _BEAT_NS = 2_000_000
@@ -174,8 +174,8 @@ class Inlet:
 
     def _read(self) -> int:
         self._headers["controllen"] = _CONTROL_BYTES
-        count = int(self._call(self._sock.fileno(), self._headers.ctypes.data, _SLOTS, MSG_DONTWAIT, None))
-        if count < 0 and ctypes.get_errno() not in (11, 4):  # EAGAIN, EINTR
+        count = int(self._call(self._sock.fileno(), self._headers.ctypes.data, _SLOTS, socket.MSG_DONTWAIT, None))
+        if count < 0 and ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
             raise KernelError("read probe packets", ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return max(0, count)
 

@@ -75,7 +75,9 @@ def test_a_burst_by_time_hits_whom_it_names_and_nobody_else(tmp_path: Path) -> N
     folder = run(path, tmp_path / "runs")
     found = summary(folder)["commands"]["command"]
     (burst,) = found["bursts"]
-    assert 100 < burst["seen"] <= 1100
+    applied, cleared = events(folder, "impairment")
+    at_most = 2000 * (cleared["t_s"] - applied["t_s"])  # the sender sleeps between two datagrams, and never catches up
+    assert 0.1 * at_most < burst["seen"] <= 1.1 * at_most
     assert burst["loss"] == pytest.approx(0.4, abs=0.12)
     cells = json.loads((folder / "stats/command-r0.json").read_text())["cells"]
     dropped = {sender: sum(c["dropped"] for c in cells if c["sender"] == sender) for sender in ("worker1", "worker2")}
@@ -83,7 +85,6 @@ def test_a_burst_by_time_hits_whom_it_names_and_nobody_else(tmp_path: Path) -> N
     assert dropped["worker2"] == 0
     assert burst["planned_s"] == 0.3
     assert burst["t_s"] == pytest.approx(0.3, abs=0.2)
-    applied, cleared = events(folder, "impairment")
     assert cleared["t_s"] - applied["t_s"] == pytest.approx(0.5, abs=0.2)
     ended = {one["host"]: (one["status"], one["ended_by"]) for one in programs(folder)}
     assert ended["worker1"] == ended["worker2"] == (0, "itself")
